@@ -1,0 +1,1 @@
+"""Messages to token ids, sessions to samples, verdicts to per-token credit."""

@@ -1,0 +1,1 @@
+"""Reads the store and shows it."""

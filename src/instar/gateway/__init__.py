@@ -1,0 +1,1 @@
+"""Serving: the API that agents speak, sessions, stitching, access."""

@@ -1,0 +1,1 @@
+"""Turns what happened next into verdicts and hints."""

@@ -1,0 +1,141 @@
+"""The seams between stages: what a back-end must offer, and nothing of how.
+
+Each protocol has at most four methods. A new engine, judge, trainer or environment is one
+file that satisfies one of these, and one line in a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from instar.types import (
+    Batch,
+    EngineInfo,
+    Hint,
+    Message,
+    NextState,
+    Piece,
+    Request,
+    Tool,
+    Turn,
+    Verdict,
+)
+
+
+class Engine(Protocol):
+    """Draws replies: token ids in; token ids, log-probs and a finish reason out."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What is served now. Cheap: it never asks the engine's process."""
+        ...
+
+    def generate(self, request: Request) -> AsyncIterator[Piece]:
+        """Stream a reply; closing the iterator cancels it.
+
+        The version is fixed when the request starts and never changes within a reply.
+        Raises EngineError if the engine fails, RequestError if the request cannot be served.
+        """
+        ...
+
+    async def load(self, version: str, folder: Path) -> None:
+        """Make an adapter (PEFT's folder form) resident under this name."""
+        ...
+
+    async def activate(self, version: str) -> None:
+        """Serve new requests with this version; replies under way keep theirs."""
+        ...
+
+    async def drop(self, version: str) -> None:
+        """Forget a version once the replies that use it are done. The live one is refused."""
+        ...
+
+
+class Renderer(Protocol):
+    """Turns messages into prompt ids and sampled ids back into text, for one model."""
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        replies: dict[int, Reply] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> Prompt:
+        """Prompt ids for these messages. `replies` maps positions to what was sampled there."""
+        ...
+
+    def decoder(self) -> Decoder:
+        """A fresh incremental decoder for one reply."""
+        ...
+
+
+class Reply(Protocol):
+    """A recorded reply, as the renderer needs it."""
+
+    @property
+    def sampled_ids(self) -> tuple[int, ...]: ...
+    @property
+    def reply(self) -> Message: ...
+
+
+class Prompt(Protocol):
+    """A rendered prompt."""
+
+    @property
+    def ids(self) -> tuple[int, ...]: ...
+    @property
+    def dropped(self) -> tuple[int, ...]:
+        """Positions whose sampled ids could not be reused, since the template rewrites them."""
+        ...
+
+
+class Decoder(Protocol):
+    """Sampled ids to text, a few at a time, never splitting a character."""
+
+    def push(self, ids: Sequence[int]) -> str: ...
+    def flush(self) -> str: ...
+
+
+class Store(Protocol):
+    """Durable memory of turns, as the gateway needs it."""
+
+    async def record(self, turn: Turn) -> bool:
+        """Return once the turn is on disk, or False if it could not be written in time."""
+        ...
+
+    async def saw_next(self, turn: str, state: NextState) -> None:
+        """Note what followed a turn; does not wait for the disk."""
+        ...
+
+    async def find(self, owner: str, anchors: Sequence[int]) -> Turn | None:
+        """The newest turn of this owner that carries the first of these anchors to be known."""
+        ...
+
+    async def turns(self, owner: str, session: str) -> list[Turn]:
+        """All turns of a session, oldest first."""
+        ...
+
+
+class Judge(Protocol):
+    """Turns what happened next into a verdict and, where it can, a hint."""
+
+    async def judge(self, turn: Turn) -> tuple[Verdict | None, Hint | None]: ...
+
+
+class Trainer(Protocol):
+    """Updates weights from batches."""
+
+    async def step(self, batch: Batch) -> dict[str, float]: ...
+    async def save(self, folder: Path) -> None: ...
+
+
+class Environment(Protocol):
+    """A world an agent acts in; it talks to the gateway like any client."""
+
+    async def tasks(self, split: str) -> list[str]: ...
+    async def reset(self, task: str) -> tuple[list[Message], list[Tool]]: ...
+    async def step(self, reply: Message) -> tuple[list[Message], bool]: ...
+    async def score(self) -> tuple[float, dict[str, Any]]: ...

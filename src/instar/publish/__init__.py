@@ -1,0 +1,1 @@
+"""Versions of the weights: written atomically, gated, swapped in."""

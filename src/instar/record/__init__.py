@@ -1,0 +1,1 @@
+"""Durable memory: the store of turns, keys, and what is exported from it."""

@@ -1,0 +1,1 @@
+"""Losses, one optimiser step, and the loop around it."""
