@@ -1,0 +1,76 @@
+"""Sampled ids to text, a few tokens at a time, and the search for stop strings in it.
+
+Used on both sides of the engine's wall: the gateway streams text to clients, an engine ends
+a reply where a stop string is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+
+class TextDecoder:
+    """Decodes one reply as it grows; a character split over tokens waits for its last one."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=False)
+        self._ids: list[int] = []
+        self._emitted = 0
+
+    def push(self, ids: Sequence[int]) -> str:
+        self._ids.extend(ids)
+        step = self._stream.step
+        text = "".join(part for i in ids if (part := step(self._tokenizer, i)) is not None)
+        self._emitted += len(text)
+        return text
+
+    def flush(self) -> str:
+        """What is still held back: an incomplete character, shown as U+FFFD."""
+        whole: str = self._tokenizer.decode(self._ids, skip_special_tokens=False)
+        rest, self._emitted = whole[self._emitted :], len(whole)
+        return rest
+
+
+class StopScanner:
+    """Passes text on until one of the stop strings is complete, and holds back its beginning.
+
+    Example: with stop "END", pushing "the E" gives "the " and pushing "ND of" gives "" and
+    sets `hit`.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
+        self.hit: str | None = None
+
+    def push(self, text: str) -> str:
+        if self.hit is not None:
+            return ""
+        if not self._stops:
+            return text
+        self._held += text
+        found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            at, self.hit = min(found, key=lambda pair: (pair[0], -len(pair[1])))
+            out, self._held = self._held[:at], ""
+            return out
+        keep = max(_overlap(self._held, stop) for stop in self._stops)
+        cut = len(self._held) - keep
+        out, self._held = self._held[:cut], self._held[cut:]
+        return out
+
+    def flush(self) -> str:
+        out, self._held = self._held, ""
+        return out
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many characters at the end of `text` may be the beginning of `stop`."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0
