@@ -39,7 +39,7 @@ class Section(BaseModel):
 class ModelConfig(Section):
     """Which model is served and trained."""
 
-    name: str = Field(EMBEDDED_MODEL, min_length=1)
+    name: str = Field(default=EMBEDDED_MODEL, min_length=1)
     """The name clients ask for, and the one `GET /v1/models` gives."""
     checkpoint_path: Folder | None = None
     """A Hugging Face causal LM folder; without one the embedded model is served."""
@@ -56,17 +56,17 @@ class TorchLocalEngine(Section):
     """`auto` takes CUDA where there is some, else the CPU."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto`: float32 on CPUs, the model's own on GPUs."""
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(default=None, ge=1)
     """CPU threads; by default one a core."""
-    context: int | None = Field(None, ge=16)
+    context: int | None = Field(default=None, ge=16)
     """Longest prompt plus reply, in tokens; by default what the model was trained for."""
-    max_running: int = Field(32, ge=1)
+    max_running: int = Field(default=32, ge=1)
     """Replies drawn at once in one batch; more wait their turn."""
-    prefill_chunk: int = Field(128, ge=1)
+    prefill_chunk: int = Field(default=128, ge=1)
     """Prompt tokens read between two steps of the running batch."""
-    cache_gb: float = Field(2.0, ge=0)
+    cache_gb: float = Field(default=2.0, ge=0)
     """Memory for the key/value caches of finished turns, kept for the session's next one."""
-    max_versions: int = Field(3, ge=1)
+    max_versions: int = Field(default=3, ge=1)
     """Adapter versions resident beside the base."""
 
 
@@ -79,21 +79,21 @@ class VllmEngine(Section):
     """Address of a running server, such as http://127.0.0.1:8000; by default one is started."""
     python: str | None = None
     """The Python that has vLLM installed; by default the one that runs instar."""
-    port: int | None = Field(None, ge=1, le=65535)
+    port: int | None = Field(default=None, ge=1, le=65535)
     """Port of the started server; by default a free one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto` leaves the choice to vLLM."""
-    context: int | None = Field(None, ge=16)
+    context: int | None = Field(default=None, ge=16)
     """Longest prompt plus reply, in tokens; by default what the model was trained for."""
-    gpu_memory: float = Field(0.85, gt=0, le=1)
+    gpu_memory: float = Field(default=0.85, gt=0, le=1)
     """Share of the GPU's memory that vLLM may take."""
-    max_running: int = Field(256, ge=1)
+    max_running: int = Field(default=256, ge=1)
     """Replies drawn at once in one batch; more wait their turn."""
-    max_versions: int = Field(4, ge=1)
+    max_versions: int = Field(default=4, ge=1)
     """Adapter versions resident at once."""
-    max_lora_rank: int = Field(64, ge=1)
+    max_lora_rank: int = Field(default=64, ge=1)
     """The largest adapter rank the server makes room for."""
-    start_timeout_s: float = Field(600, gt=0)
+    start_timeout_s: float = Field(default=600, gt=0)
     """How long a started server may take until it answers."""
     args: list[str] = Field(default_factory=list)
     """More arguments for `vllm serve`, as they stand."""
@@ -108,11 +108,11 @@ class FakeEngine(Section):
     """Which engine draws the replies."""
     script: Folder | None = None
     """Replies in order, one JSON object a line: text, tool_calls, reasoning."""
-    context: int = Field(65536, ge=16)
+    context: int = Field(default=65536, ge=16)
     """Longest prompt plus reply, in tokens."""
-    delay_ms: float = Field(0.0, ge=0)
+    delay_ms: float = Field(default=0.0, ge=0)
     """Pause before each piece."""
-    piece_tokens: int = Field(4, ge=1)
+    piece_tokens: int = Field(default=4, ge=1)
     """Tokens a piece."""
 
 
@@ -127,29 +127,29 @@ ENGINES: dict[str, type[Section]] = {
 class GatewayConfig(Section):
     """The API that agents talk to."""
 
-    host: str = Field("127.0.0.1", min_length=1)
+    host: str = Field(default="127.0.0.1", min_length=1)
     """Address to listen on. Anything but loopback needs a key (`instar keys create`)."""
-    port: int = Field(30000, ge=0, le=65535)
+    port: int = Field(default=30000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
-    max_body_mb: float = Field(32, gt=0)
+    max_body_mb: float = Field(default=32, gt=0)
     """A larger request body is refused with 413."""
-    max_queue: int = Field(256, ge=1)
+    max_queue: int = Field(default=256, ge=1)
     """Requests in progress at once; one more is told 429 and when to come back."""
-    default_max_tokens: int = Field(1024, ge=1)
+    default_max_tokens: int = Field(default=1024, ge=1)
     """Longest reply where the client names none; what the context leaves may be less."""
-    temperature: float = Field(1.0, ge=0)
+    temperature: float = Field(default=1.0, ge=0)
     """For clients that send none. Training assumes 1.0 or near it."""
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(default=1.0, gt=0, le=1)
     """For clients that send none."""
-    top_k: int = Field(0, ge=0)
+    top_k: int = Field(default=0, ge=0)
     """For clients that send none; 0 means no limit."""
     model_aliases: list[str] = Field(default_factory=list)
     """More model names that clients may ask for; all of them mean the live version."""
     tool_parser: str = "auto"
     """How tool calls are read from a reply; `auto` looks at the model's chat template."""
-    hold_s: float = Field(60, ge=0)
+    hold_s: float = Field(default=60, ge=0)
     """How long a request waits for an engine that is starting or restarting, before a 503."""
-    drain_s: float = Field(30, ge=0)
+    drain_s: float = Field(default=30, ge=0)
     """How long a stop waits for the replies under way."""
 
 
@@ -158,9 +158,9 @@ class StoreConfig(Section):
 
     url: str | None = None
     """SQLAlchemy address such as postgresql+psycopg://user@host/name; by default SQLite in home."""
-    commit_timeout_s: float = Field(5.0, gt=0)
+    commit_timeout_s: float = Field(default=5.0, gt=0)
     """How long a reply's end waits for the disk. After that it is sent, and the turn is late."""
-    backlog: int = Field(4096, ge=1)
+    backlog: int = Field(default=4096, ge=1)
     """Turns kept in memory while the store cannot be written; more are lost, and counted."""
 
 
@@ -169,45 +169,45 @@ class TrainingConfig(Section):
 
     method: Literal["binary", "opd", "combine"] = "combine"
     """`binary` learns from verdicts, `opd` from hints, `combine` from both."""
-    batch_size: int = Field(16, ge=1)
+    batch_size: int = Field(default=16, ge=1)
     """Turns an update."""
-    gradient_accumulation_steps: int = Field(1, ge=1)
+    gradient_accumulation_steps: int = Field(default=1, ge=1)
     """Parts a batch is read in; more need less memory and more time."""
-    learning_rate: float = Field(3e-4, gt=0)
+    learning_rate: float = Field(default=3e-4, gt=0)
     """Step size of the optimiser. Full fine-tuning wants about a hundredth of LoRA's."""
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
     """Updates over which the learning rate rises from zero."""
-    max_steps: int | None = Field(None, ge=1)
+    max_steps: int | None = Field(default=None, ge=1)
     """Updates after which training ends; by default it never does."""
-    max_wait_s: float = Field(600, ge=0)
+    max_wait_s: float = Field(default=600, ge=0)
     """Train with fewer than `batch_size` turns once the oldest has waited this long."""
-    ppo_clip_ratio: float = Field(0.2, gt=0)
+    ppo_clip_ratio: float = Field(default=0.2, gt=0)
     """How far the probability ratio may fall below 1 before the gradient stops."""
-    ppo_clip_ratio_high: float = Field(0.28, gt=0)
+    ppo_clip_ratio_high: float = Field(default=0.28, gt=0)
     """How far the probability ratio may rise above 1 before the gradient stops."""
     value_clip: bool = False
     """Clip the change of value estimates too."""
-    value_clip_ratio: float = Field(0.2, gt=0)
+    value_clip_ratio: float = Field(default=0.2, gt=0)
     """How far a value estimate may move, where `value_clip` is on."""
-    gae_lambda: float = Field(0.95, ge=0, le=1)
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """Lambda of generalised advantage estimation along a session."""
-    gamma: float = Field(0.99, ge=0, le=1)
+    gamma: float = Field(default=0.99, ge=0, le=1)
     """Discount from one turn of a session to the next."""
-    teacher_temperature: float = Field(1.0, gt=0)
+    teacher_temperature: float = Field(default=1.0, gt=0)
     """Temperature of the hinted teacher's distribution."""
     hint_extraction_model: str | None = None
     """The model that takes hints from next states; by default `evaluation.judge_model`."""
-    binary_weight: float = Field(0.3, ge=0)
+    binary_weight: float = Field(default=0.3, ge=0)
     """Weight of the verdict's term in `combine`."""
-    opd_weight: float = Field(1.0, ge=0)
+    opd_weight: float = Field(default=1.0, ge=0)
     """Weight of the hint's term in `combine`."""
     use_lora: bool = True
     """Train an adapter; otherwise all weights."""
-    lora_rank: int = Field(16, ge=1)
+    lora_rank: int = Field(default=16, ge=1)
     """Rank of the adapter."""
-    lora_alpha: float = Field(32, gt=0)
+    lora_alpha: float = Field(default=32, gt=0)
     """Scale of the adapter; it is applied as alpha / rank."""
-    lora_dropout: float = Field(0.0, ge=0, lt=1)
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout in the adapter. Above 0 the trained log-probs differ from the served ones."""
     lora_target_modules: list[str] = Field(
         default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj"], min_length=1
@@ -215,7 +215,7 @@ class TrainingConfig(Section):
     """The layers that get an adapter."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
-    clip_grad_norm: float = Field(1.0, gt=0)
+    clip_grad_norm: float = Field(default=1.0, gt=0)
     """Longest gradient; a longer one is scaled down to it."""
 
     @model_validator(mode="after")
@@ -231,15 +231,15 @@ class TrainingConfig(Section):
 class RolloutConfig(Section):
     """How environments are run as clients."""
 
-    num_workers: int = Field(4, ge=1)
+    num_workers: int = Field(default=4, ge=1)
     """Processes that hold conversations."""
-    max_turns: int = Field(10, ge=1)
+    max_turns: int = Field(default=10, ge=1)
     """Turns after which a conversation is cut."""
     session_aware: bool = True
     """Train a session as one sequence; otherwise each turn on its own."""
-    parallel_envs: int = Field(16, ge=1)
+    parallel_envs: int = Field(default=16, ge=1)
     """Conversations held at once."""
-    batch_size: int = Field(32, ge=1)
+    batch_size: int = Field(default=32, ge=1)
     """Conversations a round."""
 
 
@@ -250,11 +250,11 @@ class EvaluationConfig(Section):
     """The model that judges; by default the served one, without its adapter."""
     majority_voting: bool = True
     """Ask `num_judges` times and take the majority; otherwise ask once."""
-    num_judges: int = Field(3, ge=1)
+    num_judges: int = Field(default=3, ge=1)
     """Votes a turn."""
-    consensus_threshold: float = Field(0.5, ge=0, le=1)
+    consensus_threshold: float = Field(default=0.5, ge=0, le=1)
     """Share of the votes that must be exceeded for a verdict; below it there is none."""
-    eval_frequency: int = Field(100, ge=1)
+    eval_frequency: int = Field(default=100, ge=1)
     """Updates between two evaluations."""
 
 
@@ -280,7 +280,7 @@ class RewardComputation(Section):
     """What a turn is judged by: what happened next."""
     aggregation: Literal["majority", "mean"] = "majority"
     """How votes become a verdict."""
-    num_samples: int = Field(3, ge=1)
+    num_samples: int = Field(default=3, ge=1)
     """Times each judge is asked about a turn."""
 
 
@@ -289,9 +289,9 @@ class RolloutCollection(Section):
 
     collection_mode: Literal["async", "sync"] = "async"
     """`async` trains while clients talk; `sync` holds new turns while an update runs."""
-    max_concurrent_sessions: int = Field(100, ge=1)
+    max_concurrent_sessions: int = Field(default=100, ge=1)
     """Sessions kept in memory; the least recently used leave it and come back from the store."""
-    session_timeout: float = Field(3600, gt=0)
+    session_timeout: float = Field(default=3600, gt=0)
     """Seconds without a request after which a session is closed."""
     trajectory_format: Literal["multi_turn", "single_turn"] = "multi_turn"
     """One training sequence a branch of a session, or one a turn."""
