@@ -6,12 +6,13 @@ file that satisfies one of these, and one line in a table.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from instar.types import (
     Batch,
+    Delta,
     EngineInfo,
     Hint,
     Message,
@@ -54,31 +55,31 @@ class Engine(Protocol):
 
 
 class Renderer(Protocol):
-    """Turns messages into prompt ids and sampled ids back into text, for one model."""
+    """Turns messages into prompt ids and sampled ids back into a message, for one model."""
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Tokens that end a reply."""
+        ...
 
     def render(
         self,
         messages: Sequence[Message],
         *,
         tools: Sequence[Tool] = (),
-        replies: dict[int, Reply] | None = None,
+        replies: Mapping[int, Turn] | None = None,
         options: dict[str, Any] | None = None,
     ) -> Prompt:
         """Prompt ids for these messages. `replies` maps positions to what was sampled there."""
         ...
 
-    def decoder(self) -> Decoder:
-        """A fresh incremental decoder for one reply."""
+    def reader(
+        self, *, tools: bool, thinking: bool, stop: Sequence[str], one_call: bool
+    ) -> ReplyReader:
+        """A fresh reader for one reply."""
         ...
 
-
-class Reply(Protocol):
-    """A recorded reply, as the renderer needs it."""
-
-    @property
-    def sampled_ids(self) -> tuple[int, ...]: ...
-    @property
-    def reply(self) -> Message: ...
+    def token_text(self, token: int) -> str: ...
 
 
 class Prompt(Protocol):
@@ -91,12 +92,20 @@ class Prompt(Protocol):
         """Positions whose sampled ids could not be reused, since the template rewrites them."""
         ...
 
+    @property
+    def thinking(self) -> bool:
+        """Whether the prompt ends inside a <think> block."""
+        ...
 
-class Decoder(Protocol):
-    """Sampled ids to text, a few at a time, never splitting a character."""
 
-    def push(self, ids: Sequence[int]) -> str: ...
-    def flush(self) -> str: ...
+class ReplyReader(Protocol):
+    """Sampled ids to deltas for the client and, in the end, the whole message."""
+
+    done: bool
+    """Nothing that follows can matter; the caller may stop generating."""
+
+    def push(self, ids: Sequence[int]) -> list[Delta]: ...
+    def close(self) -> tuple[list[Delta], Message]: ...
 
 
 class Store(Protocol):

@@ -80,6 +80,18 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """A part of a reply that a client can be shown at once."""
+
+    kind: Literal["content", "reasoning", "tool_call"]
+    text: str = ""
+    index: int = 0
+    """Of a tool call: its place among the reply's calls."""
+    call: dict[str, Any] = field(default_factory=dict)
+    """A whole tool call in OpenAI's form."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
     """What an engine says of itself."""
 

@@ -1,0 +1,373 @@
+"""Messages to prompt ids, reusing what was sampled.
+
+Comes in: a conversation, and for some of its assistant messages the turns that sampled them.
+Goes out: token ids in which those messages are the very ids that were sampled; only the text
+between them is tokenised, and each stretch of it only once.
+
+How: the template is rendered once with a mark in place of each such message. The text falls
+apart at the marks; sampled ids go back in between. So a prompt extends the one before it token
+by token wherever the template only appends, and nothing has to be known about the template.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+from tokenizers import Tokenizer
+
+from instar.batch.replies import THINK_OPEN, ReplyReader, ReplyRules
+from instar.batch.template import CHATML, Template, compile_template, read_eos_ids, read_template
+from instar.batch.toolform import arguments_of, describe_tools, pick_form, write_calls
+from instar.errors import ModelError, RequestError
+from instar.text import byte_tokenizer
+from instar.types import Message, Tool, Turn
+
+# Noncharacters: they are valid UTF-8, yet no text of a person contains them.
+_GUARD, _MARK, _THOUGHT, _END = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
+_RESERVED = re.compile("[\ufdd0-\ufdd3]")
+_MARKS = re.compile(f"([{_MARK}{_THOUGHT}])(\\d+){_END}")
+
+_PROBE: list[Message] = [
+    {"role": "system", "content": "Be  brief."},
+    {"role": "user", "content": "  Two spaces,\n\na tab\tand 12  34."},
+    {"role": "assistant", "content": "\n\nYes. "},
+    {"role": "user", "content": "Again"},
+]
+_PROBE_TOOL: Tool = {
+    "type": "function",
+    "function": {"name": "probe_tool", "description": "x", "parameters": {"type": "object"}},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedPrompt:
+    """Prompt ids, and what could not be kept of the replies in them."""
+
+    ids: tuple[int, ...]
+    dropped: tuple[int, ...] = ()
+    thinking: bool = False
+
+
+class ChatRenderer:
+    """Renders for one model: its template, its tokenizer, its way of writing tool calls."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: Template,
+        *,
+        eos_ids: Sequence[int],
+        tool_parser: str = "auto",
+        cache_chars: int = 32_000_000,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.form = pick_form(tool_parser, template.source)
+        self._plain = Tokenizer.from_str(tokenizer.to_str())
+        self._plain.encode_special_tokens = True
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = {token.content: i for i, token in added.items() if token.special}
+        self._split = _alternatives(self._special)
+        self._cache = _TextCache(cache_chars)
+        self.eos_ids = tuple(eos_ids)
+        self.native_tools = self._knows_tools()
+        self.splits = self._splits_cleanly()
+
+    @classmethod
+    def from_folder(
+        cls, folder: Path, *, tokenizer: Path | None = None, tool_parser: str = "auto"
+    ) -> ChatRenderer:
+        """Load from a Hugging Face model folder (and a separate tokenizer folder, if given)."""
+        source = tokenizer or folder
+        file = source / "tokenizer.json"
+        if not file.exists():
+            raise ModelError(
+                f"{source} has no tokenizer.json. instar needs a fast tokenizer: save one there "
+                "with transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+            )
+        template = read_template(source)
+        loaded = Tokenizer.from_file(str(file))
+        eos = read_eos_ids(folder)
+        named = template.special.get("eos_token")
+        extra = loaded.token_to_id(named) if named else None
+        ids = eos if extra is None or extra in eos else (*eos, extra)
+        return cls(loaded, template, eos_ids=ids, tool_parser=tool_parser)
+
+    @classmethod
+    def for_bytes(cls, *, tool_parser: str = "auto") -> ChatRenderer:
+        """One token a byte and plain ChatML: for the fake engine and for tests."""
+        tokenizer = byte_tokenizer()
+        special = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+        eos = (int(tokenizer.token_to_id("<|im_end|>") or 0),)
+        return cls(
+            tokenizer, compile_template(CHATML, special), eos_ids=eos, tool_parser=tool_parser
+        )
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        replies: Mapping[int, Turn] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> RenderedPrompt:
+        replies = replies or {}
+        try:
+            text = self._text(messages, tools, replies, options)
+        except RequestError:
+            if not replies:
+                raise
+            # A template that refuses marks (some check tool calls) gets the plain messages.
+            plain = self._text(messages, tools, {}, options)
+            return RenderedPrompt(
+                ids=self.encode(plain), dropped=tuple(replies), thinking=_ends_thinking(plain)
+            )
+        lost = _lost(text, replies)
+        if lost:
+            kept = {at: turn for at, turn in replies.items() if at not in lost}
+            text = self._text(messages, tools, kept, options)
+            replies = kept
+        return RenderedPrompt(
+            ids=self._splice(text, replies), dropped=tuple(lost), thinking=_ends_thinking(text)
+        )
+
+    def reader(
+        self,
+        *,
+        tools: bool,
+        thinking: bool = False,
+        stop: Sequence[str] = (),
+        one_call: bool = False,
+    ) -> ReplyReader:
+        rules = ReplyRules(
+            form=self.form if tools else None,
+            thinking=thinking,
+            stop=tuple(stop),
+            one_call=one_call,
+        )
+        return ReplyReader(self.tokenizer, self.eos_ids, rules)
+
+    def token_text(self, token: int) -> str:
+        text: str = self.tokenizer.decode([token], skip_special_tokens=False)
+        return text
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of template text. What a person wrote never becomes a special token."""
+        if not self.splits:
+            ids = self.tokenizer.encode(text.replace(_GUARD, ""), add_special_tokens=False).ids
+            return tuple(ids)
+        out: list[int] = []
+        for part in self._split.split(text) if self._split else [text]:
+            special = self._special.get(part)
+            if special is not None:
+                out.append(special)
+            elif part:
+                out.extend(self._encode_part(part))
+        return tuple(out)
+
+    def _encode_part(self, part: str) -> tuple[int, ...]:
+        found = self._cache.get(part)
+        if found is None:
+            bare = part.replace(_GUARD, "") if _GUARD in part else part
+            found = tuple(self._plain.encode(bare, add_special_tokens=False).ids)
+            self._cache.put(part, found)
+        return found
+
+    def _text(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        replies: Mapping[int, Turn],
+        options: dict[str, Any] | None,
+    ) -> str:
+        ready = [
+            _marked(at, replies[at]) if at in replies else self._prepare(message)
+            for at, message in enumerate(messages)
+        ]
+        if not tools or self.native_tools:
+            return self.template.text(ready, tools=self._guard_tools(tools), options=options)
+        return self.template.text(self._with_tools(ready, tools), options=options)
+
+    def _prepare(self, message: Message) -> Message:
+        """The form templates expect: text content, arguments as objects, no developer role."""
+        role = "system" if message["role"] == "developer" else message["role"]
+        out: Message = {**message, "role": role, "content": self._guard(text_of(message))}
+        if role == "assistant" and message.get("tool_calls"):
+            if not self.native_tools:
+                out["content"] = self._guard(write_calls({**message, "content": text_of(message)}))
+                out.pop("tool_calls")
+            else:
+                out["tool_calls"] = [_with_object_arguments(c) for c in message["tool_calls"]]
+        elif role == "tool" and not self.native_tools:
+            out["content"] = f"<tool_response>\n{out['content']}\n</tool_response>"
+        return out
+
+    def _with_tools(self, messages: list[Message], tools: Sequence[Tool]) -> list[Message]:
+        told = self._guard(describe_tools(tools))
+        if messages and messages[0]["role"] == "system":
+            first = {**messages[0], "content": f"{messages[0]['content']}\n\n{told}"}
+            return [first, *messages[1:]]
+        return [{"role": "system", "content": told}, *messages]
+
+    def _guard(self, text: str) -> str:
+        """Break up special tokens in a person's text, so that they stay text."""
+        if _RESERVED.search(text):
+            text = _RESERVED.sub("\ufffd", text)
+        if self._split is None:
+            return text
+        return self._split.sub(lambda hit: hit[0][0] + _GUARD + hit[0][1:], text)
+
+    def _guard_tools(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+        if not tools:
+            return tools
+        dumped = orjson.dumps(list(tools)).decode()
+        guarded = self._guard(dumped)
+        found: list[Tool] = tools if guarded is dumped else orjson.loads(guarded)  # type: ignore[assignment]
+        return found
+
+    def _splice(self, text: str, replies: Mapping[int, Turn]) -> tuple[int, ...]:
+        """Text between the marks becomes ids; each mark becomes the ids that were sampled."""
+        if not replies:
+            return self.encode(text)
+        out: list[int] = []
+        start = 0
+        closing: int | None = None
+        for at, begin, end in _spans(text):
+            turn = replies[at]
+            before = text[start:begin]
+            if _samples_think(self, turn):
+                before = _without_think(before)
+            out.extend(_after(self.encode(before), closing))
+            out.extend(turn.sampled_ids)
+            last = turn.sampled_ids[-1] if turn.sampled_ids else None
+            closing = last if last in self.eos_ids else None
+            start = end
+        out.extend(_after(self.encode(text[start:]), closing))
+        return tuple(out)
+
+    def _knows_tools(self) -> bool:
+        try:
+            text = self.template.text(
+                [{"role": "user", "content": "x"}], tools=[_PROBE_TOOL], generate=True
+            )
+        except RequestError:
+            return False
+        return "probe_tool" in text
+
+    def _splits_cleanly(self) -> bool:
+        """Whether tokenising between special tokens equals tokenising the whole."""
+        self.splits = True
+        try:
+            text = self.template.text(_PROBE)
+        except RequestError:
+            text = self.template.text(_PROBE[1:])
+        whole = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return tuple(whole) == self.encode(text)
+
+
+class _TextCache:
+    """Least recently used ids of texts, bounded by the texts' length."""
+
+    def __init__(self, chars: int) -> None:
+        self._limit, self._size = chars, 0
+        self._entries: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+
+    def get(self, text: str) -> tuple[int, ...] | None:
+        found = self._entries.get(text)
+        if found is not None:
+            self._entries.move_to_end(text)
+        return found
+
+    def put(self, text: str, ids: tuple[int, ...]) -> None:
+        self._entries[text] = ids
+        self._size += len(text)
+        while self._size > self._limit:
+            old, _ = self._entries.popitem(last=False)
+            self._size -= len(old)
+
+
+def text_of(message: Message) -> str:
+    """A message's text, whether it came as a string, a list of parts or nothing."""
+    content = message.get("content")
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content)
+
+
+def _marked(at: int, turn: Turn) -> Message:
+    message: Message = {"role": "assistant", "content": f"{_MARK}{at}{_END}"}
+    if turn.reply.get("reasoning_content"):
+        message["reasoning_content"] = f"{_THOUGHT}{at}{_END}"
+    return message
+
+
+def _lost(text: str, replies: Mapping[int, Turn]) -> list[int]:
+    """Positions whose mark the template left out, doubled or moved, or whose thoughts it cut."""
+    marks: dict[tuple[str, int], int] = {}
+    order: list[int] = []
+    for hit in _MARKS.finditer(text):
+        key = (hit[1], int(hit[2]))
+        marks[key] = marks.get(key, 0) + 1
+        if hit[1] == _MARK:
+            order.append(key[1])
+    lost = [at for at in replies if marks.get((_MARK, at), 0) != 1]
+    lost += [
+        at
+        for at, turn in replies.items()
+        if at not in lost
+        and turn.reply.get("reasoning_content")
+        and marks.get((_THOUGHT, at), 0) != 1
+    ]
+    return lost if order == sorted(order) else list(replies)
+
+
+def _spans(text: str) -> list[tuple[int, int, int]]:
+    """(position, begin, end) of what each reply covers: its thoughts, if kept, and its mark."""
+    spans: dict[int, tuple[int, int]] = {}
+    for hit in _MARKS.finditer(text):
+        at = int(hit[2])
+        begin = min(spans[at][0], hit.start()) if at in spans else hit.start()
+        spans[at] = (begin, hit.end())
+    return [(at, *span) for at, span in spans.items()]
+
+
+def _samples_think(renderer: ChatRenderer, turn: Turn) -> bool:
+    """Whether the model itself wrote the opening tag (else the prompt did)."""
+    if not turn.reply.get("reasoning_content"):
+        return False
+    head: str = renderer.tokenizer.decode(list(turn.sampled_ids[:8]), skip_special_tokens=False)
+    return head.lstrip().startswith(THINK_OPEN)
+
+
+def _without_think(text: str) -> str:
+    bare = text.rstrip()
+    return bare.removesuffix(THINK_OPEN) if bare.endswith(THINK_OPEN) else text
+
+
+def _after(ids: tuple[int, ...], closing: int | None) -> tuple[int, ...]:
+    """Leave out the end-of-turn token that the model has already sampled."""
+    return ids[1:] if closing is not None and ids[:1] == (closing,) else ids
+
+
+def _ends_thinking(text: str) -> bool:
+    return text.rstrip().endswith(THINK_OPEN)
+
+
+def _with_object_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": arguments_of(function)}}
+
+
+def _alternatives(special: Mapping[str, int]) -> re.Pattern[str] | None:
+    if not special:
+        return None
+    longest_first = sorted(special, key=len, reverse=True)
+    return re.compile("(" + "|".join(re.escape(text) for text in longest_first) + ")")

@@ -1,0 +1,181 @@
+"""The heart of the system: the next prompt extends the last one token by token.
+
+Comes in: the history a client resent, and the recorded turns of its session. Goes out: prompt
+ids in which every recorded reply stands as the very ids that were sampled, and the turn that
+the new one continues. Where the history really differs, the session branches.
+
+    history     system  user  ASSISTANT  tool  ASSISTANT  user
+    found              ─────── turn 1 ──── turn 2
+    prompt ids  [ turn 2's prompt + its sampled ids ][ only what is new ]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from instar.gateway.history import anchors, chain, message_key
+from instar.protocols import Renderer
+from instar.types import Message, NextState, Tool, Turn
+
+How = Literal["root", "extends", "trunk", "system", "template", "branch"]
+"""How a turn hangs on its parent.
+
+    root      nothing of the history was recorded
+    extends   the prompt begins with the parent's prompt and reply, token by token
+    trunk     it would, had the parent's last message not vanished from the history
+    system    it would, had the system text not been rewritten
+    template  it would, but this model's template rewrites earlier turns
+    branch    the history was edited after the parent
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stitched:
+    """A prompt, and where it hangs in the session's tree."""
+
+    prompt_ids: tuple[int, ...]
+    parent: Turn | None
+    how: How
+    replies: tuple[tuple[int, str], ...]
+    thinking: bool = False
+    next_state: NextState | None = None
+    """What the history shows to have followed the parent."""
+
+    @property
+    def extends(self) -> bool:
+        return self.how == "extends" or (self.how == "branch" and self.parent is not None)
+
+
+class SessionTree:
+    """The recorded turns of one session, in memory."""
+
+    def __init__(self, turns: Iterable[Turn] = ()) -> None:
+        self._turns: dict[str, Turn] = {}
+        self._by_anchor: dict[int, str] = {}
+        self._by_reply: dict[bytes, str] = {}
+        for turn in turns:
+            self.add(turn)
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def add(self, turn: Turn) -> None:
+        self._turns[turn.id] = turn
+        for anchor in turn.anchors:
+            self._by_anchor[anchor] = turn.id
+        self._by_reply[message_key(turn.reply)] = turn.id
+
+    def stitch(
+        self,
+        messages: Sequence[Message],
+        *,
+        renderer: Renderer,
+        tools: Sequence[Tool] = (),
+        options: dict[str, Any] | None = None,
+    ) -> Stitched:
+        match = self._match(messages)
+        replies = self._replies(messages, match)
+        prompt = renderer.render(messages, tools=tools, replies=replies, options=options)
+        used = tuple((at, t.id) for at, t in sorted(replies.items()) if at not in prompt.dropped)
+        parent, how = self._hang(prompt.ids, messages, match)
+        return Stitched(
+            prompt_ids=prompt.ids,
+            parent=parent,
+            how=how,
+            replies=used,
+            thinking=prompt.thinking,
+            next_state=_next_state(messages, parent, match),
+        )
+
+    def _match(self, messages: Sequence[Message]) -> _Match | None:
+        """The deepest recorded reply in the history, by the history that led to it."""
+        spots = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+        if not spots:
+            return None
+        strict, loose = chain(messages), chain(messages, system=False)
+        for at in reversed(spots):
+            for number in (strict[at], loose[at]):
+                turn = self._turns.get(self._by_anchor.get(number, ""))
+                if turn is not None:
+                    return _Match(turn=turn, at=at, last=at == spots[-1], exact=number)
+        return None
+
+    def _replies(self, messages: Sequence[Message], match: _Match | None) -> dict[int, Turn]:
+        """For each assistant message the turn that sampled it, if one did.
+
+        Replies before the match are those that its own prompt used: the same words may have
+        been sampled twice, with other tokens.
+        """
+        inherited = dict(match.turn.replies) if match and match.same_positions else {}
+        if match:
+            inherited[match.at] = match.turn.id
+        found: dict[int, Turn] = {}
+        for at, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            name = inherited.get(at) or self._by_reply.get(message_key(message), "")
+            if name in self._turns:
+                found[at] = self._turns[name]
+        return found
+
+    def _hang(
+        self, ids: tuple[int, ...], messages: Sequence[Message], match: _Match | None
+    ) -> tuple[Turn | None, How]:
+        if match is None:
+            return None, "root"
+        turn = match.turn
+        if _starts_with(ids, turn):
+            return turn, "extends" if match.last else "branch"
+        if match.last:
+            return turn, match.why_not
+        return self._ancestor(ids, turn), "branch"
+
+    def _ancestor(self, ids: tuple[int, ...], turn: Turn) -> Turn | None:
+        """The nearest turn above this one that the prompt does extend."""
+        seen = turn.parent
+        while seen is not None and seen in self._turns:
+            above = self._turns[seen]
+            if _starts_with(ids, above):
+                return above
+            seen = above.parent
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Match:
+    turn: Turn
+    at: int
+    """Position of its reply in the history."""
+    last: bool
+    """Whether no other reply follows it."""
+    exact: int
+    """The number by which it was found."""
+
+    @property
+    def same_positions(self) -> bool:
+        return len(self.turn.messages) in (self.at, self.at + 1)
+
+    @property
+    def why_not(self) -> How:
+        kinds: tuple[How, ...] = ("template", "trunk", "system")
+        return kinds[self.turn.anchors.index(self.exact)]
+
+
+def _starts_with(ids: tuple[int, ...], turn: Turn) -> bool:
+    cut = len(turn.prompt_ids)
+    end = cut + len(turn.sampled_ids)
+    return ids[:cut] == turn.prompt_ids and ids[cut:end] == turn.sampled_ids
+
+
+def _next_state(
+    messages: Sequence[Message], parent: Turn | None, match: _Match | None
+) -> NextState | None:
+    if parent is None or match is None or not match.last or parent is not match.turn:
+        return None
+    after = tuple(messages[match.at + 1 :])
+    return NextState(messages=after) if after else None
+
+
+__all__ = ["How", "SessionTree", "Stitched", "anchors"]
