@@ -1,0 +1,128 @@
+"""A vLLM plugin: report each token's log-prob as it was sampled, over the full vocabulary.
+
+vLLM offers log-probs of the raw logits (temperature ignored) or of the truncated distribution
+(after top_k and top_p). Training needs neither: it needs log_softmax(logits / temperature),
+and the unscaled distribution at temperature 0. This plugin changes what the samplers of vLLM
+hand to the computation of the log-probs, and nothing else.
+
+vLLM loads it in each of its processes through the entry point `vllm.general_plugins`; it acts
+only where INSTAR_VLLM_LOGPROBS=1 is set, so that other uses of vLLM in the same environment
+stay as they are. A vLLM whose samplers look different is an error, never a silent fallback.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Any
+
+SWITCH = "INSTAR_VLLM_LOGPROBS"
+"""Set to 1 in the environment of a vLLM server that instar is to record from."""
+
+_GREEDY = 1e-5
+"""vLLM takes temperatures below this for greedy sampling."""
+
+_V2_SAMPLER = "vllm.v1.worker.gpu.sample.sampler"
+_V2_COMPUTE = ("compute_topk_logprobs", "compute_topk_scores")
+"""What the sampler of model runner V2 calls with the logits; the name depends on the version."""
+
+
+def register() -> None:
+    """Entry point for vLLM; may be called more than once in a process."""
+    if os.environ.get(SWITCH) != "1":
+        return
+    from vllm.triton_utils import HAS_TRITON
+    from vllm.v1.sample import sampler
+
+    _patch_v1(sampler.Sampler)
+    # Model runner V2 is written in Triton: it is never used, nor importable, without.
+    if HAS_TRITON and _exists(_V2_SAMPLER):
+        _patch_v2(importlib.import_module(_V2_SAMPLER))
+
+
+def scaled(logits_BV: Any, temperature_B: Any) -> Any:
+    """Logits / temperature in float32; rows of greedy requests stay unscaled."""
+    divisor_B = temperature_B.masked_fill(temperature_B < _GREEDY, 1.0)
+    return logits_BV.float() / divisor_B.unsqueeze(-1)
+
+
+def _patch_v1(cls: Any) -> None:
+    """Model runner V1: `forward` takes the log-probs of the raw logits with compute_logprobs."""
+    if "_instar" in vars(cls):
+        return
+    _demand(cls, "forward", "compute_logprobs")
+    forward: Callable[..., Any] = cls.forward
+    compute: Callable[[Any], Any] = cls.compute_logprobs
+
+    @functools.wraps(forward)
+    def wrapper(self: Any, logits: Any, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
+        temperature_B = sampling_metadata.temperature
+        if temperature_B is None:  # Every request of this batch is greedy.
+            return forward(self, logits, sampling_metadata, *args, **kwargs)
+        self.compute_logprobs = lambda logits_BV: compute(scaled(logits_BV, temperature_B))
+        try:
+            return forward(self, logits, sampling_metadata, *args, **kwargs)
+        finally:
+            del self.compute_logprobs
+
+    cls.forward, cls._instar = wrapper, True
+
+
+def _patch_v2(module: Any) -> None:
+    """Model runner V2: `__call__` hands the raw logits to a function of its module."""
+    cls = module.Sampler
+    if "_instar" in vars(cls):
+        return
+    _demand(cls, "__call__", "sample")
+    name = next((name for name in _V2_COMPUTE if hasattr(module, name)), "")
+    if not name:
+        raise _unknown(module.__name__, " or ".join(_V2_COMPUTE))
+    call: Callable[..., Any] = cls.__call__
+    compute: Callable[..., Any] = getattr(module, name)
+    temperatures: list[Any] = []
+
+    @functools.wraps(call)
+    def wrapper(self: Any, logits: Any, input_batch: Any) -> Any:
+        states = self.sampling_states
+        values = states.temperature.np[input_batch.idx_mapping_np]
+        plain = bool(((values < _GREEDY) | (values == 1.0)).all())
+        temperature_B = None if plain else states.temperature.gpu[input_batch.expanded_idx_mapping]
+        temperatures.append(temperature_B)
+        try:
+            return call(self, logits, input_batch)
+        finally:
+            temperatures.pop()
+
+    @functools.wraps(compute)
+    def compute_scaled(logits: Any, *args: Any, **kwargs: Any) -> Any:
+        if temperatures and temperatures[-1] is not None:
+            logits = scaled(logits, temperatures[-1])
+        return compute(logits, *args, **kwargs)
+
+    setattr(module, name, compute_scaled)
+    cls.__call__, cls._instar = wrapper, True
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _demand(cls: Any, *names: str) -> None:
+    for name in names:
+        if not callable(getattr(cls, name, None)):
+            raise _unknown(f"{cls.__module__}.{cls.__name__}", name)
+
+
+def _unknown(where: str, what: str) -> RuntimeError:
+    import vllm
+
+    return RuntimeError(
+        f"instar's plugin found no {what} in {where} of vLLM {vllm.__version__}, so it cannot "
+        "make this version report log-probs at the sampling temperature. Versions 0.24 and "
+        "0.32 are known to work: install one of them."
+    )

@@ -1,0 +1,291 @@
+"""The process around vLLM's engine: frames of instar in, frames of sampled tokens out.
+
+Started by `vllm_process` as `python -m instar.backends.vllm_server ARGS`, where ARGS are
+engine arguments of `vllm serve`. It talks to the core of vLLM's engine below the level of
+requests and texts: one engine step gives one frame with the new tokens of every reply, so that
+hundreds of streams cost little Python. Nothing of instar but `wire` is needed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from instar.backends import wire
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+HOLD_S_PER_REPLY = 0.0002
+"""How long a token may wait for the next of its reply, times the replies under way.
+
+A frame a step is what makes a few streams smooth; with 256 of them a reader gains nothing from
+more than twenty pieces a second, and each piece costs the gateway a JSON document.
+"""
+
+HOLD_FROM = 16
+"""Up to this many replies nothing waits."""
+
+
+class Ask(msgspec.Struct, array_like=True, tag=True, frozen=True, kw_only=True, gc=False):
+    """Draw a reply."""
+
+    id: int
+    prompt_ids: list[int]
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop_ids: list[int] = []
+    top: int = 0
+    lora: int = 0
+    """The number of a loaded adapter; 0 is the base."""
+
+
+class Abort(msgspec.Struct, array_like=True, tag=True, frozen=True, gc=False):
+    id: int
+
+
+class Load(msgspec.Struct, array_like=True, tag=True, frozen=True, kw_only=True, gc=False):
+    call: int
+    lora: int
+    name: str
+    """vLLM keys its prefix cache by this name: it must never be used for two adapters."""
+    folder: str
+
+
+class Drop(msgspec.Struct, array_like=True, tag=True, frozen=True, kw_only=True, gc=False):
+    call: int
+    lora: int
+
+
+class Ready(msgspec.Struct, array_like=True, tag=True, frozen=True, kw_only=True, gc=False):
+    context: int
+    device: str
+    release: str
+
+
+class Part(msgspec.Struct, array_like=True, kw_only=True, gc=False):
+    """New tokens of one reply."""
+
+    id: int
+    ids: list[int]
+    logprobs: list[float]
+    top: list[list[tuple[int, float]]] = []
+    finish: str | None = None
+    cached: int = 0
+    error: str | None = None
+
+
+class Step(msgspec.Struct, array_like=True, tag=True, frozen=True, gc=False):
+    parts: list[Part]
+
+
+class Done(msgspec.Struct, array_like=True, tag=True, frozen=True, gc=False):
+    """The answer to Load and Drop."""
+
+    call: int
+    error: str | None
+
+
+def main(argv: list[str]) -> None:
+    wire.die_with_parent()
+    sock = wire.inherited_socket()
+    # Before the event loop runs, so that AsyncLLM does not start its own reader of outputs.
+    llm = _engine(argv)
+    try:
+        asyncio.run(_serve(llm, sock))
+    finally:
+        llm.shutdown()
+
+
+def _engine(argv: list[str]) -> AsyncLLM:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="engine.args"))
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(parser.parse_args(argv)))
+    if llm.vllm_config.speculative_config is not None:
+        raise SystemExit("engine.args asks for speculative decoding, whose log-probs are unscaled")
+    if (mode := llm.model_config.logprobs_mode) != "raw_logprobs":
+        raise SystemExit(f"engine.args sets --logprobs-mode {mode}; leave it out")
+    return llm
+
+
+async def _serve(llm: AsyncLLM, sock: Any) -> None:
+    from vllm import __version__
+    from vllm.platforms import current_platform
+
+    channel = await wire.Channel.open(sock)
+    server = Server(llm, channel, tasks=await llm.get_supported_tasks())
+    config = llm.vllm_config.model_config
+    device = str(current_platform.device_type)
+    channel.send(Ready(context=config.max_model_len, device=device, release=__version__))
+    jobs = [asyncio.create_task(server.commands()), asyncio.create_task(server.outputs())]
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, jobs[0].cancel)
+    await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
+    for job in jobs:
+        job.cancel()
+    for outcome in await asyncio.gather(*jobs, return_exceptions=True):
+        if isinstance(outcome, Exception):
+            raise outcome
+
+
+class _Reply:
+    """A reply under way: what it asked for and what waits to be sent."""
+
+    __slots__ = ("part", "started", "top")
+
+    def __init__(self, top: int) -> None:
+        self.top = top
+        self.started = False
+        self.part: Part | None = None
+
+
+class Server:
+    """Carries requests to vLLM's engine core, and its outputs back."""
+
+    def __init__(self, llm: AsyncLLM, channel: wire.Channel, *, tasks: Any) -> None:
+        self._llm = llm
+        self._channel = channel
+        self._tasks = tasks
+        self._replies: dict[str, _Reply] = {}
+        self._loras: dict[int, Any] = {}
+        self._sent = 0.0
+
+    async def commands(self) -> None:
+        """Obey until instar closes the channel."""
+        decode = msgspec.msgpack.Decoder(Ask | Abort | Load | Drop).decode
+        calls: set[asyncio.Task[None]] = set()
+        async for body in self._channel:
+            match decode(body):
+                case Ask() as ask:
+                    await self._ask(ask)
+                case Abort(id=number):
+                    if self._replies.pop(str(number), None) is not None:
+                        await self._llm.engine_core.abort_requests_async([str(number)])
+                case Load() | Drop() as call:
+                    task = asyncio.create_task(self._adapter(call))
+                    calls.add(task)
+                    task.add_done_callback(calls.discard)
+
+    async def _ask(self, ask: Ask) -> None:
+        name = str(ask.id)
+        try:
+            request = self._llm.input_processor.process_inputs(
+                name,
+                {"type": "token", "prompt_token_ids": ask.prompt_ids},
+                _params(ask),
+                self._tasks,
+                lora_request=self._loras[ask.lora] if ask.lora else None,
+            )
+        except (ValueError, KeyError) as error:
+            refusal = Part(id=ask.id, ids=[], logprobs=[], error=f"{error}")
+            self._channel.send(Step([refusal]))
+            return
+        self._replies[name] = _Reply(ask.top)
+        await self._llm.engine_core.add_request_async(request)
+
+    async def _adapter(self, call: Load | Drop) -> None:
+        """Load and drop adapters; in a task, since requests must not wait for a disk."""
+        from vllm.lora.request import LoRARequest
+
+        error = None
+        try:
+            if isinstance(call, Load):
+                lora = LoRARequest(call.name, call.lora, call.folder)
+                if not await self._llm.add_lora(lora):
+                    error = "vLLM refused it"
+                else:
+                    self._loras[call.lora] = lora
+            else:
+                self._loras.pop(call.lora, None)
+                await self._llm.remove_lora(call.lora)
+        except Exception as failure:
+            error = f"{type(failure).__name__}: {failure}"
+        self._channel.send(Done(call.call, error))
+
+    async def outputs(self) -> None:
+        """Forward what each engine step gave, until the engine dies."""
+        while True:
+            outputs = await self._llm.engine_core.get_output_async()
+            urgent = [part for output in outputs.outputs if (part := self._take(output))]
+            now = time.monotonic()
+            count = len(self._replies)
+            hold = HOLD_S_PER_REPLY * count if count > HOLD_FROM else 0.0
+            if now - self._sent >= hold:
+                self._sent = now
+                for reply in self._replies.values():
+                    if reply.part is not None:
+                        urgent.append(reply.part)
+                        reply.part = None
+            if urgent:
+                self._channel.send(Step(urgent))
+
+    def _take(self, output: Any) -> Part | None:
+        """Add an output of the engine to its reply; returns the part if it must go at once."""
+        reply = self._replies.get(output.request_id)
+        if reply is None:
+            return None
+        part = reply.part
+        if part is None:
+            part = reply.part = Part(id=int(output.request_id), ids=[], logprobs=[])
+        if output.new_token_ids:
+            _extend(part, output, top=reply.top)
+        if output.finish_reason is not None:
+            del self._replies[output.request_id]
+            part.finish = str(output.finish_reason)
+        elif reply.started:
+            return None
+        if not reply.started:
+            reply.started = True
+            stats = output.prefill_stats
+            part.cached = stats.num_cached_tokens if stats is not None else 0
+        reply.part = None
+        return part
+
+
+def _extend(part: Part, output: Any, *, top: int) -> None:
+    count = len(output.new_token_ids)
+    part.ids.extend(output.new_token_ids)
+    found = output.new_logprobs
+    if found is None or len(found.logprobs) != count:
+        have = 0 if found is None else len(found.logprobs)
+        part.error = f"vLLM gave {have} log-probs for {count} sampled tokens"
+        return
+    # Column 0 is the sampled token, the others are the likeliest ones of the widest request.
+    part.logprobs.extend(found.logprobs[:, 0].tolist())
+    if top:
+        ids = found.logprob_token_ids[:, 1 : top + 1].tolist()
+        values = found.logprobs[:, 1 : top + 1].tolist()
+        part.top.extend(list(zip(*row, strict=True)) for row in zip(ids, values, strict=True))
+
+
+def _params(ask: Ask) -> Any:
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=ask.temperature,
+        top_p=ask.top_p,
+        top_k=ask.top_k,
+        seed=ask.seed,
+        max_tokens=ask.max_tokens,
+        stop_token_ids=ask.stop_ids,
+        ignore_eos=True,
+        logprobs=ask.top,
+        detokenize=False,
+        skip_clone=True,
+    )
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main(sys.argv[1:])
