@@ -6,7 +6,7 @@ file that satisfies one of these, and one line in a table.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,7 +33,7 @@ class Engine(Protocol):
         """What is served now. Cheap: it never asks the engine's process."""
         ...
 
-    def generate(self, request: Request) -> AsyncIterator[Piece]:
+    def generate(self, request: Request) -> AsyncGenerator[Piece, None]:
         """Stream a reply; closing the iterator cancels it.
 
         The version is fixed when the request starts and never changes within a reply.

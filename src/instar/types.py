@@ -58,6 +58,8 @@ class Request:
     """A hint for cache reuse; an engine may ignore it."""
     version: str | None = None
     """None means the version that is live when the request starts."""
+    stream: bool = True
+    """False: nobody watches the reply grow, so an engine may answer in one piece."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,6 @@ from instar.errors import ConfigError, ContextError, ModelError, RequestError
 from instar.text import StopScanner, TextDecoder, byte_tokenizer
 from instar.types import EngineInfo, Finish, Piece, Request
 
-_END = "<|im_end|>"
 _WORDS = ("well", "so", "now", "then", "here", "there", "yes", "no", "perhaps", "surely")
 
 
@@ -59,7 +58,7 @@ class ScriptedEngine:
         running = sum(self._in_use.values())
         return {"running": running, "waiting": 0, "tokens": self._made, "cache_bytes": 0}
 
-    async def generate(self, request: Request) -> AsyncIterator[Piece]:
+    async def generate(self, request: Request) -> AsyncGenerator[Piece, None]:
         version = request.version or self._info.live
         self._check(request, version)
         self._in_use[version] = self._in_use.get(version, 0) + 1
@@ -116,7 +115,7 @@ class ScriptedEngine:
         sampling = request.sampling
         room = min(sampling.max_tokens, self._config.context - len(request.prompt_ids))
         ids, finish = _cut(self._tokenizer, self._reply_ids(request, room), request, room)
-        step = self._config.piece_tokens
+        step = self._config.piece_tokens if request.stream else max(len(ids), 1)
         pieces = []
         for start in range(0, max(len(ids), 1), step):
             part = tuple(ids[start : start + step])
@@ -133,7 +132,8 @@ class ScriptedEngine:
             self._asked += 1
         else:
             text = _made_up(request, room)
-        return list(self._tokenizer.encode(text + _END, add_special_tokens=False).ids)
+        end = request.sampling.stop_ids[:1]
+        return [*self._tokenizer.encode(text, add_special_tokens=False).ids, *end]
 
 
 def _cut(

@@ -1,0 +1,214 @@
+"""The routes. `create_app` is given everything it uses, so tests run it without sockets."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from instar import __version__
+from instar.config import GatewayConfig
+from instar.errors import InstarError, RequestError
+from instar.gateway.auth import Access
+from instar.gateway.call import Call, Hints, read_hints
+from instar.gateway.dialects import chat
+from instar.gateway.metrics import Metrics
+from instar.gateway.serve import TurnServer
+from instar.gateway.wire import LiveReply, error_response, read_json
+from instar.protocols import Renderer
+
+log = logging.getLogger("instar.gateway")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deps:
+    """What the routes use."""
+
+    config: GatewayConfig
+    name: str
+    server: TurnServer
+    renderer: Renderer
+    access: Access
+    metrics: Metrics
+    ready: Callable[[], str | None]
+    """None when a request would be served now, else why not."""
+    close_session: Callable[[str, str], Awaitable[bool]]
+    refresh: Callable[[], None]
+    """Brings gauges up to date before they are shown."""
+
+
+def create_app(deps: Deps) -> FastAPI:
+    """The gateway as an ASGI app."""
+    app = FastAPI(title="instar", version=__version__, docs_url=None, redoc_url=None)
+    _add_errors(app, deps)
+    _add_chat(app, deps)
+    _add_sessions(app, deps)
+    _add_info(app, deps)
+    return app
+
+
+def _add_chat(app: FastAPI, deps: Deps) -> None:
+    limit = int(deps.config.max_body_mb * 1_000_000)
+    body_schema = {"application/json": {"schema": _schema(chat.ChatBody)}}
+
+    @app.post(
+        "/v1/chat/completions",
+        openapi_extra={"requestBody": {"required": True, "content": body_schema}},
+        responses={status: {"description": text} for status, text in _STATUSES.items()},
+    )
+    async def chat_completions(request: Request) -> Response:
+        """One reply to a conversation, streamed or whole."""
+        owner = await deps.access.owner(request.headers)
+        call = chat.parse(await read_json(request, limit))
+        hints = read_hints(request.headers, call.body_hints)
+        return LiveReply(
+            _closing(deps, owner, call, hints),
+            chat.ChatWriter(call, model=call.model, renderer=deps.renderer),
+            stream=call.stream,
+            shape=chat.error_body,
+            done=lambda status: deps.metrics.requests.labels("chat", status).inc(),
+        )
+
+
+def _closing(deps: Deps, owner: str, call: Call, hints: Hints) -> Any:
+    """The reply's steps; a call that says it is the session's last closes it afterwards."""
+    steps = deps.server.run(owner, call, hints)
+    if not hints.done:
+        return steps
+
+    async def closing() -> Any:
+        async for step in steps:
+            if step.turn is not None:
+                await deps.close_session(owner, step.turn.session)
+            yield step
+
+    return closing()
+
+
+def _add_sessions(app: FastAPI, deps: Deps) -> None:
+    @app.post(
+        "/v1/session/done",
+        openapi_extra={
+            "requestBody": {
+                "content": {
+                    "application/json": {
+                        "schema": {
+                            "type": "object",
+                            "properties": {"session_id": {"type": "string"}},
+                        }
+                    }
+                }
+            }
+        },
+        responses={status: {"description": text} for status, text in _STATUSES.items()},
+    )
+    async def session_done(request: Request) -> Response:
+        """The conversation is over; the same id may be used again later."""
+        owner = await deps.access.owner(request.headers)
+        empty = request.headers.get("content-length", "0") == "0"
+        body = {} if empty else await read_json(request, 1_000_000)
+        given = body.get("session_id")
+        if given is not None and not isinstance(given, str):
+            raise RequestError("session_id must be a string", param="session_id")
+        hints = read_hints(request.headers, {"session_id": given} if given else {})
+        if hints.session is None:
+            raise RequestError(
+                "Which session is done? Send X-Session-Id, or session_id in the body.",
+                param="session_id",
+            )
+        known = await deps.close_session(owner, hints.session)
+        return _json({"session": hints.session, "closed": known})
+
+
+def _add_info(app: FastAPI, deps: Deps) -> None:
+    started = int(time.time())
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> Response:
+        """The live model, its aliases, and each loaded version."""
+        await deps.access.owner(request.headers)
+        listed = [
+            {"id": name, "object": "model", "created": started, "owned_by": "instar"}
+            for name in deps.server.models()
+        ]
+        return _json({"object": "list", "data": listed})
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        """The gateway answers."""
+        return _json({"status": "ok"})
+
+    @app.get("/readyz", responses={503: {"description": "Not ready"}})
+    async def readyz() -> Response:
+        """A request would be served now."""
+        why = deps.ready()
+        return _json({"status": "ready" if why is None else why}, 200 if why is None else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus text."""
+        deps.refresh()
+        return Response(deps.metrics.text(), media_type="text/plain; version=0.0.4")
+
+
+def _add_errors(app: FastAPI, deps: Deps) -> None:
+    @app.exception_handler(InstarError)
+    async def refused(request: Request, error: InstarError) -> Response:
+        response = error_response(error, chat.error_body)
+        deps.metrics.requests.labels(_route(request), response.status_code).inc()
+        return response
+
+    @app.exception_handler(HTTPException)
+    async def not_here(request: Request, error: HTTPException) -> Response:
+        problem = RequestError(
+            f"{request.method} {request.url.path[:200]}: {error.detail}", status=error.status_code
+        )
+        return error_response(problem, chat.error_body)
+
+    @app.exception_handler(Exception)
+    async def crashed(request: Request, error: Exception) -> Response:
+        log.exception("%s %s failed", request.method, request.url.path)
+        problem = InstarError(f"instar failed: {type(error).__name__}: {error}")
+        return error_response(problem, chat.error_body)
+
+
+_STATUSES: dict[int | str, str] = {
+    400: "The request cannot be served as it is",
+    401: "No key, or an unknown one",
+    404: "No such model",
+    413: "The body is too large",
+    429: "Too many requests in progress; Retry-After says when to come back",
+    503: "The engine failed; Retry-After says when to come back",
+}
+
+
+def _route(request: Request) -> str:
+    known = {"/v1/chat/completions": "chat", "/v1/session/done": "session_done"}
+    return known.get(request.url.path, "other")
+
+
+def _schema(model: Any) -> dict[str, Any]:
+    found: dict[str, Any] = model.model_json_schema()
+    inlined: dict[str, Any] = _inline(found, found.pop("$defs", {}))
+    return inlined
+
+
+def _inline(node: Any, defs: dict[str, Any]) -> Any:
+    """OpenAPI wants definitions elsewhere; they are few, so they are written out."""
+    if isinstance(node, dict):
+        if "$ref" in node:
+            return _inline(defs[node["$ref"].rsplit("/", 1)[1]], defs)
+        return {key: _inline(value, defs) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_inline(value, defs) for value in node]
+    return node
+
+
+def _json(body: dict[str, Any], status: int = 200) -> Response:
+    return Response(orjson.dumps(body), status, media_type="application/json")

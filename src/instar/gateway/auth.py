@@ -1,0 +1,59 @@
+"""Who is asking. The key decides the owner; loopback needs none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+from instar.errors import RequestError
+
+_REMEMBER_S = 5.0
+"""A revoked key stops working after at most this long; asking the store each time is slow."""
+
+LOCAL_OWNER = "local"
+"""Whose turns those are that come over loopback without a known key."""
+
+
+class Access:
+    """Maps requests to owners."""
+
+    def __init__(
+        self, owner_of: Callable[[str], Awaitable[str | None]], *, key_required: bool
+    ) -> None:
+        self._owner_of = owner_of
+        self._required = key_required
+        self._known: dict[str, tuple[float, str | None]] = {}
+
+    async def owner(self, headers: Mapping[str, str]) -> str:
+        """The owner, or a 401. Agents on loopback often send a made-up key: it is ignored."""
+        key = _bearer(headers)
+        owner = await self._look_up(key) if key else None
+        if owner is not None:
+            return owner
+        if not self._required:
+            return LOCAL_OWNER
+        found = "an unknown key" if key else "no key"
+        raise RequestError(
+            f"The request came with {found}. Send `Authorization: Bearer KEY`; "
+            "`instar keys create --owner NAME` makes one.",
+            status=401,
+            code="invalid_api_key",
+            kind="authentication_error",
+        )
+
+    async def _look_up(self, key: str) -> str | None:
+        until, owner = self._known.get(key, (0.0, None))
+        if time.monotonic() < until:
+            return owner
+        owner = await self._owner_of(key)
+        if len(self._known) > 1000:
+            self._known.clear()
+        self._known[key] = (time.monotonic() + _REMEMBER_S, owner)
+        return owner
+
+
+def _bearer(headers: Mapping[str, str]) -> str | None:
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and value.strip():
+        return value.strip()
+    return headers.get("x-api-key") or None

@@ -1,0 +1,73 @@
+"""What /metrics and the status display show."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_LATENCY = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60)
+
+
+class Metrics:
+    """Counters of one gateway, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        make = self.registry
+        self.requests = Counter(
+            "instar_requests_total", "Requests by outcome", ["route", "status"], registry=make
+        )
+        self.turns = Counter("instar_turns_total", "Turns recorded", ["kind"], registry=make)
+        self.stitched = Counter(
+            "instar_stitched_total",
+            "Turns by how they hang on their parent",
+            ["how"],
+            registry=make,
+        )
+        self.sampled = Counter("instar_sampled_tokens_total", "Tokens sampled", registry=make)
+        self.prompted = Counter("instar_prompt_tokens_total", "Prompt tokens", registry=make)
+        self.cached = Counter(
+            "instar_cached_tokens_total", "Prompt tokens taken from a cache", registry=make
+        )
+        self.undurable = Counter(
+            "instar_undurable_turns_total",
+            "Turns answered before they could be written to the store",
+            registry=make,
+        )
+        self.lost = Gauge("instar_lost_turns", "Turns that the store never got", registry=make)
+        self.backlog = Gauge("instar_backlog_turns", "Turns waiting for the store", registry=make)
+        self.engine_errors = Counter("instar_engine_errors_total", "Engine failures", registry=make)
+        self.running = Gauge("instar_requests_in_progress", "Requests in progress", registry=make)
+        self.sessions = Gauge("instar_sessions_in_memory", "Sessions in memory", registry=make)
+        self.first_token = Histogram(
+            "instar_first_token_seconds", "Time to first token", buckets=_LATENCY, registry=make
+        )
+        self.rate = Rate()
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class Rate:
+    """Tokens a second over the last few seconds."""
+
+    def __init__(self, window_s: float = 5.0) -> None:
+        self._window = window_s
+        self._seen: deque[tuple[float, int]] = deque()
+        self._sum = 0
+
+    def add(self, count: int) -> None:
+        self._seen.append((time.monotonic(), count))
+        self._sum += count
+        self._forget()
+
+    def value(self) -> float:
+        self._forget()
+        return self._sum / self._window
+
+    def _forget(self) -> None:
+        limit = time.monotonic() - self._window
+        while self._seen and self._seen[0][0] < limit:
+            self._sum -= self._seen.popleft()[1]

@@ -1,0 +1,275 @@
+"""One call from start to end: stitch, generate, read, record.
+
+Comes in: a Call and who makes it. Goes out: steps of the reply as they happen; the last one
+carries the recorded Turn. The turn is on disk before that last step is given out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+
+from instar.config import GatewayConfig
+from instar.errors import BusyError, ContextError, EngineError, RequestError
+from instar.gateway.call import Call, Hints, Step
+from instar.gateway.history import anchors
+from instar.gateway.metrics import Metrics
+from instar.gateway.sessions import OpenSession, SessionBook
+from instar.gateway.stitch import Stitched
+from instar.ids import new_id
+from instar.protocols import Engine, Renderer, ReplyReader, Store
+from instar.types import BASE_VERSION, Delta, Finish, Message, Piece, Request, Sampling, Turn
+
+_LARGE = 200_000
+"""Characters of history from which on rendering moves to a thread."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Draft:
+    """A turn under way."""
+
+    id: str
+    owner: str
+    call: Call
+    hints: Hints
+    session: OpenSession
+    stitched: Stitched
+    sampling: Sampling
+    reader: ReplyReader
+    started: float
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    version: str = BASE_VERSION
+    cached: int = 0
+
+
+class TurnServer:
+    """Serves calls on one engine and records them in one store."""
+
+    def __init__(
+        self,
+        *,
+        config: GatewayConfig,
+        name: str,
+        engine: Engine,
+        renderer: Renderer,
+        store: Store,
+        sessions: SessionBook,
+        metrics: Metrics,
+    ) -> None:
+        self._config = config
+        self._name = name
+        self._engine = engine
+        self._renderer = renderer
+        self._store = store
+        self._sessions = sessions
+        self._metrics = metrics
+        self._running = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def running(self) -> int:
+        return self._running
+
+    def models(self) -> list[str]:
+        """Names a client may ask for: the live model, its aliases, and each loaded version."""
+        versions = [f"{self._name}:{version}" for version in self._engine.info.versions]
+        return [self._name, *self._config.model_aliases, *versions]
+
+    async def run(self, owner: str, call: Call, hints: Hints) -> AsyncGenerator[Step, None]:
+        """The steps of one reply. Closing this early cancels it and records what there is."""
+        version = self._version_of(call.model)
+        if self._running >= self._config.max_queue:
+            raise BusyError(self._running, retry_after=self._wait_guess())
+        self._running += 1
+        self._quiet.clear()
+        self._metrics.running.set(self._running)
+        try:
+            draft = await self._draft(owner, call, hints)
+            draft.session.busy += 1
+            try:
+                async with aclosing(self._reply(draft, version)) as steps:
+                    async for step in steps:
+                        yield step
+            finally:
+                draft.session.busy -= 1
+        finally:
+            self._running -= 1
+            self._metrics.running.set(self._running)
+            if not self._running:
+                self._quiet.set()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait for replies and recordings under way."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._quiet.wait()
+                while self._tasks:
+                    await asyncio.wait(self._tasks)
+
+    async def _draft(self, owner: str, call: Call, hints: Hints) -> _Draft:
+        session = await self._sessions.find(owner, hints.session, call.messages)
+        stitched = await self._stitch(session, call)
+        room = self._engine.info.context - len(stitched.prompt_ids)
+        if room < 1:
+            raise ContextError(len(stitched.prompt_ids), self._engine.info.context)
+        kind = hints.kind or "main"
+        if kind == "main" and stitched.parent and stitched.next_state:
+            await self._store.saw_next(stitched.parent.id, stitched.next_state)
+        return _Draft(
+            id=new_id("t"),
+            owner=owner,
+            call=call,
+            hints=hints,
+            session=session,
+            stitched=stitched,
+            sampling=self._sampling(call, room),
+            reader=self._renderer.reader(
+                tools=bool(call.tools),
+                thinking=stitched.thinking,
+                stop=call.stop,
+                one_call=call.one_call,
+            ),
+            started=time.time(),
+        )
+
+    async def _stitch(self, session: OpenSession, call: Call) -> Stitched:
+        def work() -> Stitched:
+            return session.tree.stitch(
+                call.messages, renderer=self._renderer, tools=call.tools, options=call.options
+            )
+
+        size = sum(len(message.get("content") or "") for message in call.messages)
+        if size > _LARGE or len(call.messages) > 500:
+            return await asyncio.to_thread(work)
+        return work()
+
+    def _sampling(self, call: Call, room: int) -> Sampling:
+        config = self._config
+        wanted = call.max_tokens or config.default_max_tokens
+        return Sampling(
+            temperature=config.temperature if call.temperature is None else call.temperature,
+            top_p=config.top_p if call.top_p is None else call.top_p,
+            top_k=config.top_k if call.top_k is None else call.top_k,
+            seed=call.seed,
+            max_tokens=min(wanted, room),
+            stop=call.stop,
+            stop_ids=() if call.ignore_eos else self._renderer.eos_ids,
+            top_logprobs=call.top_logprobs,
+        )
+
+    async def _reply(self, draft: _Draft, version: str | None) -> AsyncGenerator[Step, None]:
+        request = Request(
+            id=draft.id,
+            prompt_ids=draft.stitched.prompt_ids,
+            sampling=draft.sampling,
+            session=draft.session.id,
+            version=version,
+            stream=draft.call.stream,
+        )
+        finish: Finish | None = None
+        ended = False
+        try:
+            async with aclosing(self._engine.generate(request)) as pieces:
+                async for piece in pieces:
+                    deltas = self._take(draft, piece)
+                    finish = piece.finish or ("stop" if draft.reader.done else None)
+                    yield Step(name=draft.id, deltas=deltas, piece=piece)
+                    if finish:
+                        break
+            if finish is None:
+                raise EngineError("the engine ended a reply without a finish reason")
+            last, message = draft.reader.close()
+            turn = self._turn(draft, finish, message)
+            ended = True
+            await self._record(draft, turn)
+            yield Step(name=draft.id, deltas=last, turn=turn, cached=draft.cached)
+        except EngineError:
+            # An engine's failure is not the model's: nothing is recorded, the client is told.
+            ended = True
+            self._metrics.engine_errors.inc()
+            raise
+        finally:
+            if not ended and draft.ids:
+                self._record_cancelled(draft)
+
+    def _take(self, draft: _Draft, piece: Piece) -> list[Delta]:
+        if not draft.ids:
+            draft.cached = piece.cached
+            self._metrics.first_token.observe(time.time() - draft.started)
+        draft.version = piece.version
+        draft.ids.extend(piece.ids)
+        draft.logprobs.extend(piece.logprobs)
+        self._metrics.rate.add(len(piece.ids))
+        return draft.reader.push(piece.ids)
+
+    def _turn(self, draft: _Draft, finish: Finish, reply: Message) -> Turn:
+        call, stitched, info = draft.call, draft.stitched, self._engine.info
+        if finish == "stop" and reply.get("tool_calls"):
+            finish = "tool_calls"
+        return Turn(
+            id=draft.id,
+            owner=draft.owner,
+            session=draft.session.id,
+            parent=stitched.parent.id if stitched.parent else None,
+            extends=stitched.extends,
+            kind=draft.hints.kind or "main",
+            kind_reason="client" if draft.hints.kind else "default",
+            prompt_ids=stitched.prompt_ids,
+            sampled_ids=tuple(draft.ids),
+            logprobs=tuple(draft.logprobs),
+            settings=draft.sampling,
+            version=draft.version,
+            finish=finish,
+            messages=call.messages,
+            reply=reply,
+            tools=call.tools,
+            replies=stitched.replies,
+            anchors=anchors(call.messages, reply),
+            no_train=draft.hints.no_train,
+            logprobs_scaled=info.logprobs_scaled or draft.sampling.temperature in (0.0, 1.0),
+            created=draft.started,
+        )
+
+    async def _record(self, draft: _Draft, turn: Turn) -> None:
+        self._sessions.add(draft.session, turn)
+        if not await self._store.record(turn):
+            self._metrics.undurable.inc()
+        metrics = self._metrics
+        metrics.turns.labels(turn.kind).inc()
+        metrics.stitched.labels(draft.stitched.how).inc()
+        metrics.sampled.inc(len(turn.sampled_ids))
+        metrics.prompted.inc(len(turn.prompt_ids))
+        metrics.cached.inc(draft.cached)
+
+    def _record_cancelled(self, draft: _Draft) -> None:
+        """The client hung up: keep what was sampled, in a task that outlives the request."""
+        _, message = draft.reader.close()
+        turn = self._turn(draft, "cancelled", message)
+        task = asyncio.ensure_future(self._record(draft, turn))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _version_of(self, model: str) -> str | None:
+        """None for the live one; `name:version` asks for a version by name."""
+        if model == self._name or model in self._config.model_aliases:
+            return None
+        head, _, version = model.rpartition(":")
+        if head == self._name and version in self._engine.info.versions:
+            return version
+        raise RequestError(
+            f"The model {model[:80]!r} does not exist here. Served are: {', '.join(self.models())}",
+            status=404,
+            param="model",
+            code="model_not_found",
+        )
+
+    def _wait_guess(self) -> int:
+        """Seconds until a place is likely free: rough, but more than nothing."""
+        rate = self._metrics.rate.value()
+        return max(1, min(60, round(self._running * 64 / rate))) if rate else 5

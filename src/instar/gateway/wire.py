@@ -1,0 +1,169 @@
+"""HTTP as the gateway needs it: bounded bodies, errors in a dialect's shape, live replies.
+
+A reply starts its response only when the first step is there, so that whatever fails before it
+gets a proper status; and it is cancelled as soon as its client hangs up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from typing import Any, Protocol
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from instar.errors import BusyError, EngineError, InstarError, RequestError
+from instar.gateway.call import Step
+from instar.types import Turn
+
+log = logging.getLogger("instar.gateway")
+
+ErrorBody = Callable[[InstarError], dict[str, Any]]
+
+
+class Writer(Protocol):
+    """How a dialect writes one reply."""
+
+    content_type: str
+
+    def begin(self, name: str) -> bytes: ...
+    def step(self, step: Step) -> bytes: ...
+    def end(self, turn: Turn, cached: int) -> bytes: ...
+    def whole(self, steps: list[Step], turn: Turn, cached: int) -> bytes: ...
+    def broken(self, error: InstarError) -> bytes: ...
+
+
+async def read_json(request: Request, limit: int) -> dict[str, Any]:
+    """The body as an object; too large, malformed or anything else is a RequestError."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise _too_large(int(declared), limit)
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(size, limit)
+        chunks.append(chunk)
+    try:
+        body = orjson.loads(b"".join(chunks))
+    except ValueError as error:
+        raise RequestError(f"The body is not JSON: {error}", code="invalid_json") from error
+    if not isinstance(body, dict):
+        raise RequestError(
+            f"The body is a JSON {type(body).__name__}; it must be an object.", code="invalid_json"
+        )
+    return body
+
+
+def status_of(error: InstarError) -> int:
+    if isinstance(error, RequestError):
+        return error.status
+    return 503 if isinstance(error, EngineError) else 500
+
+
+def error_response(error: InstarError, shape: ErrorBody) -> Response:
+    headers = {"content-type": "application/json"}
+    if isinstance(error, BusyError):
+        headers["retry-after"] = str(error.retry_after)
+    elif isinstance(error, EngineError):
+        headers["retry-after"] = "2"
+    return Response(orjson.dumps(shape(error)), status_of(error), headers=headers)
+
+
+class LiveReply(Response):
+    """A response made from the steps of a reply, streamed or whole."""
+
+    def __init__(
+        self,
+        steps: AsyncGenerator[Step, None],
+        writer: Writer,
+        *,
+        stream: bool,
+        shape: ErrorBody,
+        done: Callable[[int], None],
+    ) -> None:
+        self._steps = steps
+        self._writer = writer
+        self._stream = stream
+        self._shape = shape
+        self._done = done
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        talk = self._talk_stream if self._stream else self._talk_whole
+        reply = asyncio.ensure_future(talk(scope, receive, send))
+        gone = asyncio.ensure_future(_hung_up(receive))
+        try:
+            await asyncio.wait({reply, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            if not reply.done():
+                reply.cancel()
+            with suppress(asyncio.CancelledError):
+                await reply
+        self._done(499 if reply.cancelled() else reply.result())
+
+    async def _talk_stream(self, scope: Scope, receive: Receive, send: Send) -> int:
+        started = False
+        async with aclosing(self._steps) as steps:
+            try:
+                async for step in steps:
+                    body = self._writer.step(step)
+                    if not started:
+                        await _start(send, 200, self._writer.content_type)
+                        body, started = self._writer.begin(step.name) + body, True
+                    if step.turn is not None:
+                        body += self._writer.end(step.turn, step.cached)
+                    if body:
+                        await send({"type": "http.response.body", "body": body, "more_body": True})
+            except InstarError as error:
+                if not started:
+                    return await self._refuse(error, scope, receive, send)
+                # The status is sent already: the client is told in the stream, and cut off.
+                broken = self._writer.broken(error)
+                await send({"type": "http.response.body", "body": broken, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return 200
+
+    async def _talk_whole(self, scope: Scope, receive: Receive, send: Send) -> int:
+        seen: list[Step] = []
+        async with aclosing(self._steps) as steps:
+            try:
+                async for step in steps:
+                    seen.append(step)
+            except InstarError as error:
+                return await self._refuse(error, scope, receive, send)
+        last = seen[-1]
+        assert last.turn is not None
+        body = self._writer.whole(seen, last.turn, last.cached)
+        await Response(body, media_type="application/json")(scope, receive, send)
+        return 200
+
+    async def _refuse(self, error: InstarError, scope: Scope, receive: Receive, send: Send) -> int:
+        response = error_response(error, self._shape)
+        await response(scope, receive, send)
+        return response.status_code
+
+
+async def _start(send: Send, status: int, content_type: str) -> None:
+    headers = [(b"content-type", content_type.encode()), (b"cache-control", b"no-cache")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def _hung_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _too_large(found: int, limit: int) -> RequestError:
+    return RequestError(
+        f"The body has {found} bytes or more; this server takes {limit} (gateway.max_body_mb).",
+        status=413,
+        code="body_too_large",
+    )

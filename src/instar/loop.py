@@ -1,0 +1,300 @@
+"""Wires the stages: the file to read first.
+
+    client ─► gateway ─► engine
+                 │
+               store
+
+`serve` opens the store, starts the engine, builds the gateway on both and answers until it is
+told to stop. Everything is closed in the reverse order: no new requests, replies under way end,
+their turns are written, then the engine goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from instar.backends import open_engine
+from instar.batch.render import ChatRenderer
+from instar.config import Config, check_bind, is_loopback
+from instar.errors import ConfigError
+from instar.gateway.app import Deps, create_app
+from instar.gateway.auth import Access
+from instar.gateway.metrics import Metrics
+from instar.gateway.serve import TurnServer
+from instar.gateway.sessions import SessionBook
+from instar.protocols import Engine
+from instar.record.keys import KeyRing
+from instar.record.store import TurnStore, open_store
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+log = logging.getLogger("instar")
+
+_SWEEP_S = 5.0
+_STATUS_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What a person who watches wants to know."""
+
+    state: str
+    address: str = ""
+    model: str = ""
+    engine: str = ""
+    version: str = ""
+    sessions: int = 0
+    turns: int = 0
+    tokens_per_s: float = 0.0
+    running: int = 0
+    waiting: int = 0
+    lost: int = 0
+    late: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """The running parts."""
+
+    app: FastAPI
+    config: Config
+    engine: Engine
+    store: TurnStore
+    server: TurnServer
+    sessions: SessionBook
+    metrics: Metrics
+
+    def status(self, state: str, address: str) -> Status:
+        info, counts, health = self.engine.info, self.store.counts_now(), self.store.health()
+        stats = engine_stats(self.engine)
+        return Status(
+            state=state,
+            address=address,
+            model=info.model,
+            engine=f"{self.config.engine.type} on {info.device}",
+            version=info.live,
+            sessions=counts["sessions"],
+            turns=counts["turns"],
+            tokens_per_s=self.metrics.rate.value(),
+            running=self.server.running,
+            waiting=int(stats.get("waiting", 0)),
+            lost=health["lost"],
+            late=health["late"],
+        )
+
+
+async def serve(
+    config: Config,
+    home: Path,
+    *,
+    stop: asyncio.Event,
+    on_status: Callable[[Status], None],
+) -> None:
+    """Run everything until `stop` is set."""
+    say = _sayer(on_status, config)
+    async with AsyncExitStack() as stack:
+        # The port is taken first: whoever finds it in use should not wait for a model.
+        listener = stack.enter_context(_listen(config))
+        system = await stack.enter_async_context(open_system(config, home, say=say))
+        address = _address(listener, config.gateway.host)
+        web = _web_server(system.app)
+        task = asyncio.ensure_future(web.serve(sockets=[listener]))
+        watch = asyncio.ensure_future(_watch(system, address, on_status))
+        try:
+            halt = asyncio.ensure_future(stop.wait())
+            await asyncio.wait({task, halt}, return_when=asyncio.FIRST_COMPLETED)
+            halt.cancel()
+        finally:
+            watch.cancel()
+            on_status(system.status("stopping", address))
+            web.should_exit = True
+            await system.server.drain(config.gateway.drain_s)
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+@asynccontextmanager
+async def open_system(
+    config: Config, home: Path, *, say: Callable[[str], None] = log.info
+) -> AsyncIterator[System]:
+    """Everything but the socket; tests call its app in-process."""
+    url = config.store.url or f"sqlite:///{home / 'instar.db'}"
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(
+            open_store(
+                url,
+                commit_timeout_s=config.store.commit_timeout_s,
+                backlog=config.store.backlog,
+            )
+        )
+        keys = KeyRing(store)
+        check_bind(config.gateway.host, bool(await keys.list()))
+        folder = await asyncio.to_thread(model_folder, config, home, say)
+        renderer = _renderer(config, folder)
+        say(f"starting the engine ({config.engine.type})")
+        engine = await stack.enter_async_context(
+            open_engine(config.engine, model=folder, name=config.model.name)
+        )
+        system = _assemble(config, engine=engine, renderer=renderer, store=store, keys=keys)
+        sweeper = asyncio.ensure_future(_sweep(system))
+        try:
+            yield system
+        finally:
+            sweeper.cancel()
+            await system.server.drain(config.gateway.drain_s)
+
+
+def model_folder(config: Config, home: Path, say: Callable[[str], None]) -> Path | None:
+    """The folder of the model to serve; None for an engine that needs none."""
+    given = config.model.checkpoint_path
+    if given is not None:
+        if not (given / "config.json").exists():
+            raise ConfigError(
+                f"model.checkpoint_path is {given}, which has no config.json; "
+                "it must be a Hugging Face model folder"
+            )
+        return given
+    if config.engine.type == "fake":
+        return None
+    from instar.backends.embedded import embedded_model
+
+    return embedded_model(home, say=say)
+
+
+def engine_stats(engine: Engine) -> dict[str, Any]:
+    """Counters that an engine offers beyond the protocol, if it does."""
+    stats = getattr(engine, "stats", None)
+    return dict(stats()) if callable(stats) else {}
+
+
+def _renderer(config: Config, folder: Path | None) -> ChatRenderer:
+    if folder is None:
+        return ChatRenderer.for_bytes(tool_parser=config.gateway.tool_parser)
+    return ChatRenderer.from_folder(
+        folder, tokenizer=config.model.tokenizer_path, tool_parser=config.gateway.tool_parser
+    )
+
+
+def _assemble(
+    config: Config, *, engine: Engine, renderer: ChatRenderer, store: TurnStore, keys: KeyRing
+) -> System:
+    metrics = Metrics()
+    collection = config.rollout_config
+    sessions = SessionBook(
+        store, timeout_s=collection.session_timeout, limit=collection.max_concurrent_sessions
+    )
+    server = TurnServer(
+        config=config.gateway,
+        name=config.model.name,
+        engine=engine,
+        renderer=renderer,
+        store=store,
+        sessions=sessions,
+        metrics=metrics,
+    )
+
+    async def close_session(owner: str, name: str) -> bool:
+        sessions.drop(owner, name)
+        return await store.close_session(owner, name)
+
+    def refresh() -> None:
+        health = store.health()
+        metrics.lost.set(health["lost"])
+        metrics.backlog.set(health["backlog"])
+        metrics.sessions.set(len(sessions))
+
+    deps = Deps(
+        config=config.gateway,
+        name=config.model.name,
+        server=server,
+        renderer=renderer,
+        access=Access(keys.owner_of, key_required=not is_loopback(config.gateway.host)),
+        metrics=metrics,
+        ready=lambda: _not_ready(engine),
+        close_session=close_session,
+        refresh=refresh,
+    )
+    return System(
+        app=create_app(deps),
+        config=config,
+        engine=engine,
+        store=store,
+        server=server,
+        sessions=sessions,
+        metrics=metrics,
+    )
+
+
+def _not_ready(engine: Engine) -> str | None:
+    return None if engine_stats(engine).get("ready", True) else "the engine is starting"
+
+
+async def _sweep(system: System) -> None:
+    """Close sessions that nobody used for a while; they leave memory, the store has them."""
+    while True:
+        for session in system.sessions.idle():
+            await system.store.close_session(session.owner, session.id)
+            system.sessions.drop(session.owner, session.id)
+        await asyncio.sleep(_SWEEP_S)
+
+
+async def _watch(system: System, address: str, on_status: Callable[[Status], None]) -> None:
+    while True:
+        state = "serving" if _not_ready(system.engine) is None else "engine restarting"
+        on_status(system.status(state, address))
+        await asyncio.sleep(_STATUS_S)
+
+
+def _sayer(on_status: Callable[[Status], None], config: Config) -> Callable[[str], None]:
+    def say(text: str) -> None:
+        log.info(text)
+        on_status(Status(state=text, model=config.model.name, engine=config.engine.type))
+
+    return say
+
+
+def _listen(config: Config) -> socket.socket:
+    host, port = config.gateway.host, config.gateway.port
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}. "
+            "Is another instar running? Choose another port with --port."
+        ) from error
+    return listener
+
+
+def _address(listener: socket.socket, host: str) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{listener.getsockname()[1]}/v1"
+
+
+def _web_server(app: FastAPI) -> uvicorn.Server:
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5
+    )
+    server = uvicorn.Server(config)
+    # Signals are the caller's: it counts them and decides.
+    server.capture_signals = _no_signals  # type: ignore[method-assign,assignment]
+    return server
+
+
+class _no_signals:
+    """Stands in for uvicorn's own signal handling."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
