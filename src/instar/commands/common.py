@@ -1,0 +1,115 @@
+"""What the commands share: their common options, the resolved config, and how they print."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from instar.config import Config
+    from instar.config_load import Resolved
+    from instar.record.store import TurnStore
+
+T = TypeVar("T")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Home = Annotated[
+    Path,
+    typer.Option("--home", help="The folder that holds everything.", metavar="DIR"),
+]
+File = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="A YAML or JSON file; by default config.yaml in home, where there is one.",
+        metavar="FILE",
+    ),
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="One setting, as a.b=c; may be repeated.", metavar="A.B=C"),
+]
+Host = Annotated[str | None, typer.Option("--host", help="Address to listen on.", metavar="HOST")]
+Port = Annotated[int | None, typer.Option("--port", help="Port to listen on.", metavar="PORT")]
+Owner = Annotated[
+    str | None, typer.Option("--owner", help="Only this owner's sessions.", metavar="NAME")
+]
+
+DEFAULT_HOME = Path("~/.instar")
+
+
+def resolve(
+    *,
+    home: Path,
+    file: Path | None,
+    sets: Sequence[str] | None,
+    host: str | None = None,
+    port: int | None = None,
+) -> Resolved:
+    """The config that the common options ask for."""
+    from instar.config_load import load_config
+
+    own = home.expanduser() / "config.yaml"
+    if file is None and own.exists():
+        file = own
+    flags = {"gateway.host": host, "gateway.port": port}
+    return load_config(file, sets or (), flags=flags)
+
+
+def ready_home(home: Path) -> Path:
+    """The home folder, made if need be and closed to other people of this machine."""
+    from instar.errors import ConfigError
+
+    home = home.expanduser().resolve()
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigError(
+            f"--home {home} cannot be made: {error.strerror}; name a folder you may write to"
+        ) from None
+    return home
+
+
+def store_url(config: Config, home: Path) -> str:
+    """The store's address: the one that is set, or a file in home."""
+    return config.store.url or f"sqlite:///{home.expanduser().resolve() / 'instar.db'}"
+
+
+def ask(config: Config, home: Path, query: Callable[[TurnStore], Awaitable[T]]) -> T:
+    """Open the store, ask it and close it again."""
+    from instar.record.store import open_store
+
+    url = store_url(config, ready_home(home))
+
+    async def asked() -> T:
+        async with open_store(url) as store:
+            return await query(store)
+
+    return asyncio.run(asked())
+
+
+def console() -> Console:
+    """Where people read results."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    typer.echo(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+
+
+def age(seconds: float) -> str:
+    """A time span in one unit, as people say it: 45 s, 12 min, 3 h, 9 d."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{max(0, int(seconds))} s"

@@ -1,0 +1,244 @@
+"""`instar sessions`: what was recorded, as a list, a tree or a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from instar.commands.common import (
+    DEFAULT_HOME,
+    File,
+    Home,
+    Json,
+    Owner,
+    Sets,
+    age,
+    ask,
+    console,
+    print_json,
+    resolve,
+)
+from instar.errors import ConfigError, StoreError
+
+if TYPE_CHECKING:
+    from instar.record.store import TurnStore
+    from instar.types import Session, Turn
+
+PAGE = 1000
+
+app = typer.Typer(no_args_is_help=True, help="Look at recorded sessions.")
+Id = Annotated[
+    str, typer.Argument(help="A session's id, or enough of its beginning.", metavar="ID")
+]
+
+
+@app.command("list", epilog="Example: instar sessions list --owner ann --limit 20")
+def list_(
+    home: Home = DEFAULT_HOME,
+    file: File = None,
+    sets: Sets = None,
+    owner: Owner = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="How many, latest first.")] = 50,
+    as_json: Json = False,
+) -> None:
+    """List sessions, the latest first."""
+    config = resolve(home=home, file=file, sets=sets).config
+    found = ask(config, home, lambda store: store.sessions(owner, limit))
+    if as_json:
+        print_json([dataclasses.asdict(one) for one in found])
+        return
+    if not found:
+        typer.echo("No sessions yet. Start instar with `instar up` and talk to it.")
+        return
+    console().print(_table(found))
+
+
+@app.command(epilog="Example: instar sessions show s0199a5c3 --tokens")
+def show(
+    session: Id,
+    home: Home = DEFAULT_HOME,
+    file: File = None,
+    sets: Sets = None,
+    owner: Owner = None,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Show where each token ends; prompts whole.")
+    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show long prompts whole.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Draw a session: its turns and branches, with prompt and sampled tokens in two colours."""
+    config = resolve(home=home, file=file, sets=sets).config
+
+    async def query(store: TurnStore) -> tuple[Session, list[Turn]]:
+        found = await find(store, session, owner=owner)
+        return found, await store.turns(found.owner, found.id)
+
+    found, turns = ask(config, home, query)
+    if as_json:
+        print_json(
+            {
+                "session": dataclasses.asdict(found),
+                "turns": [dataclasses.asdict(turn) for turn in turns],
+            }
+        )
+        return
+    from instar.commands.tree import Pen, draw, load_tokenizer
+
+    tokenizer = load_tokenizer(config, home.expanduser())
+    screen = console()
+    screen.print(draw(found, turns, Pen(tokenizer=tokenizer, tokens=tokens, full=full)))
+    if tokenizer is None:
+        screen.print("note: the model's tokenizer is not here, so token ids are shown", style="dim")
+
+
+@app.command(epilog="Example: instar sessions export --owner ann --output ann.jsonl")
+def export(
+    home: Home = DEFAULT_HOME,
+    file: File = None,
+    sets: Sets = None,
+    owner: Owner = None,
+    session: Annotated[
+        str | None, typer.Option("--session", help="Only this session.", metavar="ID")
+    ] = None,
+    form: Annotated[
+        Literal["jsonl"], typer.Option("--format", help="One JSON object a turn and line.")
+    ] = "jsonl",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="A file; by default standard output.", metavar="FILE"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write turns with their token ids, log-probs, settings and what followed.
+
+    With --json a summary of what went into --output is printed.
+    """
+    if as_json and output is None:
+        raise ConfigError("--json prints a summary, so the turns need a file: add --output FILE")
+    config = resolve(home=home, file=file, sets=sets).config
+
+    async def query(store: TurnStore) -> int:
+        from instar.record.export import export_sessions
+
+        found = await find(store, session, owner=owner) if session else None
+        lines = export_sessions(
+            store, owner=found.owner if found else owner, session=found.id if found else None
+        )
+        return await _write(lines, output)
+
+    count = ask(config, home, query)
+    if as_json:
+        print_json({"turns": count, "output": str(output)})
+    elif output is not None:
+        typer.echo(f"{count} turns are in {output}.", err=True)
+
+
+@app.command(epilog="Example: instar sessions done s0199a5c3")
+def done(
+    session: Id,
+    home: Home = DEFAULT_HOME,
+    file: File = None,
+    sets: Sets = None,
+    owner: Owner = None,
+    as_json: Json = False,
+) -> None:
+    """Mark a session as over. A new turn in it opens it again."""
+    config = resolve(home=home, file=file, sets=sets).config
+
+    async def query(store: TurnStore) -> Session:
+        found = await find(store, session, owner=owner)
+        await store.close_session(found.owner, found.id, time.time())
+        return found
+
+    found = ask(config, home, query)
+    if as_json:
+        print_json({"session": found.id, "owner": found.owner, "closed": True})
+    else:
+        typer.echo(f"{found.id} is closed.")
+
+
+async def find(store: TurnStore, session: str, *, owner: str | None) -> Session:
+    """The one session whose id is this or begins with it."""
+    begins: list[Session] = []
+    async for one in _all(store, owner):
+        if one.id == session and owner is not None:
+            return one
+        if one.id.startswith(session):
+            begins.append(one)
+    exact = [one for one in begins if one.id == session]
+    found = exact or begins
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise StoreError(
+            f"found no session {session}{f' of {owner}' if owner else ''}; "
+            "`instar sessions list` shows which there are"
+        )
+    several = ", ".join(f"{one.id} of {one.owner}" for one in found[:5])
+    raise StoreError(
+        f"found {len(found)} sessions that {session} may mean ({several}); "
+        "give more of the id, or --owner"
+    )
+
+
+async def _all(store: TurnStore, owner: str | None) -> AsyncIterator[Session]:
+    page = await store.sessions(owner, PAGE)
+    while page:
+        for one in page:
+            yield one
+        page = await store.sessions(owner, PAGE, page[-1])
+
+
+async def _write(lines: AsyncIterator[bytes], output: Path | None) -> int:
+    """Write lines to a file, which appears only once it is whole, or to standard output."""
+    count = 0
+    if output is None:
+        async for line in lines:
+            sys.stdout.buffer.write(line)
+            count += 1
+        sys.stdout.flush()
+        return count
+    part = output.with_name(f"{output.name}.part")
+    try:
+        with part.open("wb") as file:
+            async for line in lines:
+                file.write(line)
+                count += 1
+        part.replace(output)
+    except OSError as error:
+        raise ConfigError(f"--output {output} cannot be written: {error.strerror}") from None
+    finally:
+        part.unlink(missing_ok=True)
+    return count
+
+
+def _table(found: list[Session]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    from instar.commands.tree import VISIBLE
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("id", no_wrap=True)
+    table.add_column("owner")
+    table.add_column("title", overflow="ellipsis", no_wrap=True, max_width=50)
+    for name in ("turns", "side", "tokens", "age"):
+        table.add_column(name, justify="right", no_wrap=True)
+    now = time.time()
+    for one in found:
+        table.add_row(
+            Text(one.id, style="dim" if one.closed else "bold"),
+            Text(one.owner),
+            Text(one.title.translate(VISIBLE).replace("\n", " ")),
+            f"{one.turns:,}",
+            f"{one.side_turns:,}",
+            f"{one.sampled_tokens:,}",
+            age(now - one.updated),
+        )
+    return table
