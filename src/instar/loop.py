@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from instar.gateway.metrics import Metrics
 from instar.gateway.serve import TurnServer
 from instar.gateway.sessions import SessionBook
 from instar.protocols import Engine
-from instar.record.keys import KeyRing
+from instar.record.keys import Keys
 from instar.record.store import TurnStore, open_store
 
 if TYPE_CHECKING:
@@ -74,8 +75,9 @@ class System:
     sessions: SessionBook
     metrics: Metrics
 
-    def status(self, state: str, address: str) -> Status:
-        info, counts, health = self.engine.info, self.store.counts_now(), self.store.health()
+    async def status(self, state: str, address: str) -> Status:
+        info = self.engine.info
+        counts = await self.store.counts()
         stats = engine_stats(self.engine)
         return Status(
             state=state,
@@ -88,8 +90,8 @@ class System:
             tokens_per_s=self.metrics.rate.value(),
             running=self.server.running,
             waiting=int(stats.get("waiting", 0)),
-            lost=health["lost"],
-            late=health["late"],
+            lost=self.store.lost,
+            late=self.store.late,
         )
 
 
@@ -116,7 +118,7 @@ async def serve(
             halt.cancel()
         finally:
             watch.cancel()
-            on_status(system.status("stopping", address))
+            on_status(await system.status("stopping", address))
             web.should_exit = True
             await system.server.drain(config.gateway.drain_s)
             with suppress(asyncio.CancelledError):
@@ -137,8 +139,8 @@ async def open_system(
                 backlog=config.store.backlog,
             )
         )
-        keys = KeyRing(store)
-        check_bind(config.gateway.host, bool(await keys.list()))
+        keys = Keys(store)
+        check_bind(config.gateway.host, bool(await keys.keys()))
         folder = await asyncio.to_thread(model_folder, config, home, say)
         renderer = _renderer(config, folder)
         say(f"starting the engine ({config.engine.type})")
@@ -186,7 +188,7 @@ def _renderer(config: Config, folder: Path | None) -> ChatRenderer:
 
 
 def _assemble(
-    config: Config, *, engine: Engine, renderer: ChatRenderer, store: TurnStore, keys: KeyRing
+    config: Config, *, engine: Engine, renderer: ChatRenderer, store: TurnStore, keys: Keys
 ) -> System:
     metrics = Metrics()
     collection = config.rollout_config
@@ -205,12 +207,11 @@ def _assemble(
 
     async def close_session(owner: str, name: str) -> bool:
         sessions.drop(owner, name)
-        return await store.close_session(owner, name)
+        return await store.close_session(owner, name, time.time())
 
     def refresh() -> None:
-        health = store.health()
-        metrics.lost.set(health["lost"])
-        metrics.backlog.set(health["backlog"])
+        metrics.lost.set(store.lost)
+        metrics.backlog.set(float(store.health()["backlog"] or 0))
         metrics.sessions.set(len(sessions))
 
     deps = Deps(
@@ -243,7 +244,7 @@ async def _sweep(system: System) -> None:
     """Close sessions that nobody used for a while; they leave memory, the store has them."""
     while True:
         for session in system.sessions.idle():
-            await system.store.close_session(session.owner, session.id)
+            await system.store.close_session(session.owner, session.id, time.time())
             system.sessions.drop(session.owner, session.id)
         await asyncio.sleep(_SWEEP_S)
 
@@ -251,7 +252,7 @@ async def _sweep(system: System) -> None:
 async def _watch(system: System, address: str, on_status: Callable[[Status], None]) -> None:
     while True:
         state = "serving" if _not_ready(system.engine) is None else "engine restarting"
-        on_status(system.status(state, address))
+        on_status(await system.status(state, address))
         await asyncio.sleep(_STATUS_S)
 
 

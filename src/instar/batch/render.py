@@ -77,6 +77,8 @@ class ChatRenderer:
         self._cache = _TextCache(cache_chars)
         self.eos_ids = tuple(eos_ids)
         self.native_tools = self._knows_tools()
+        # A template that never speaks of thinking cannot mean to drop it.
+        self._thoughts = "</think>" in template.source or "reasoning" in template.source
         self.splits = self._splits_cleanly()
 
     @classmethod
@@ -128,7 +130,7 @@ class ChatRenderer:
             return RenderedPrompt(
                 ids=self.encode(plain), dropped=tuple(replies), thinking=_ends_thinking(plain)
             )
-        lost = _lost(text, replies)
+        lost = _lost(text, replies, thoughts=self._thoughts)
         if lost:
             kept = {at: turn for at, turn in replies.items() if at not in lost}
             text = self._text(messages, tools, kept, options)
@@ -187,12 +189,18 @@ class ChatRenderer:
         options: dict[str, Any] | None,
     ) -> str:
         ready = [
-            _marked(at, replies[at]) if at in replies else self._prepare(message)
+            self._marked(at, replies[at]) if at in replies else self._prepare(message)
             for at, message in enumerate(messages)
         ]
         if not tools or self.native_tools:
             return self.template.text(ready, tools=self._guard_tools(tools), options=options)
         return self.template.text(self._with_tools(ready, tools), options=options)
+
+    def _marked(self, at: int, turn: Turn) -> Message:
+        message: Message = {"role": "assistant", "content": f"{_MARK}{at}{_END}"}
+        if self._thoughts and turn.reply.get("reasoning_content"):
+            message["reasoning_content"] = f"{_THOUGHT}{at}{_END}"
+        return message
 
     def _prepare(self, message: Message) -> Message:
         """The form templates expect: text content, arguments as objects, no developer role."""
@@ -302,14 +310,7 @@ def text_of(message: Message) -> str:
     return "\n".join(part["text"] for part in content)
 
 
-def _marked(at: int, turn: Turn) -> Message:
-    message: Message = {"role": "assistant", "content": f"{_MARK}{at}{_END}"}
-    if turn.reply.get("reasoning_content"):
-        message["reasoning_content"] = f"{_THOUGHT}{at}{_END}"
-    return message
-
-
-def _lost(text: str, replies: Mapping[int, Turn]) -> list[int]:
+def _lost(text: str, replies: Mapping[int, Turn], *, thoughts: bool) -> list[int]:
     """Positions whose mark the template left out, doubled or moved, or whose thoughts it cut."""
     marks: dict[tuple[str, int], int] = {}
     order: list[int] = []
@@ -322,7 +323,8 @@ def _lost(text: str, replies: Mapping[int, Turn]) -> list[int]:
     lost += [
         at
         for at, turn in replies.items()
-        if at not in lost
+        if thoughts
+        and at not in lost
         and turn.reply.get("reasoning_content")
         and marks.get((_THOUGHT, at), 0) != 1
     ]

@@ -11,7 +11,7 @@ the new one continues. Where the history really differs, the session branches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ How = Literal["root", "extends", "trunk", "system", "template", "branch"]
     extends   the prompt begins with the parent's prompt and reply, token by token
     trunk     it would, had the parent's last message not vanished from the history
     system    it would, had the system text not been rewritten
-    template  it would, but this model's template rewrites earlier turns
+    template  it would, but this model's template rewrites earlier turns, or the tools changed
     branch    the history was edited after the parent
 """
 
@@ -36,6 +36,8 @@ class Stitched:
     """A prompt, and where it hangs in the session's tree."""
 
     prompt_ids: tuple[int, ...]
+    messages: tuple[Message, ...]
+    """The history, each message as it was first sent: the prompt is made of these."""
     parent: Turn | None
     how: How
     replies: tuple[tuple[int, str], ...]
@@ -77,11 +79,13 @@ class SessionTree:
     ) -> Stitched:
         match = self._match(messages)
         replies = self._replies(messages, match)
+        messages = _as_first_sent(messages, match, replies)
         prompt = renderer.render(messages, tools=tools, replies=replies, options=options)
         used = tuple((at, t.id) for at, t in sorted(replies.items()) if at not in prompt.dropped)
-        parent, how = self._hang(prompt.ids, messages, match)
+        parent, how = self._hang(prompt.ids, match)
         return Stitched(
             prompt_ids=prompt.ids,
+            messages=tuple(messages),
             parent=parent,
             how=how,
             replies=used,
@@ -120,9 +124,7 @@ class SessionTree:
                 found[at] = self._turns[name]
         return found
 
-    def _hang(
-        self, ids: tuple[int, ...], messages: Sequence[Message], match: _Match | None
-    ) -> tuple[Turn | None, How]:
+    def _hang(self, ids: tuple[int, ...], match: _Match | None) -> tuple[Turn | None, How]:
         if match is None:
             return None, "root"
         turn = match.turn
@@ -161,6 +163,20 @@ class _Match:
     def why_not(self) -> How:
         kinds: tuple[How, ...] = ("template", "trunk", "system")
         return kinds[self.turn.anchors.index(self.exact)]
+
+
+def _as_first_sent(
+    messages: Sequence[Message], match: _Match | None, replies: Mapping[int, Turn]
+) -> list[Message]:
+    """A client that trims a message must not change the tokens that stand for it."""
+    out = list(messages)
+    if match is not None and match.same_positions:
+        for at, known in enumerate(match.turn.messages[: match.at]):
+            if message_key(known) == message_key(out[at]):
+                out[at] = known
+    for at, turn in replies.items():
+        out[at] = turn.reply
+    return out
 
 
 def _starts_with(ids: tuple[int, ...], turn: Turn) -> bool:
