@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -43,6 +46,7 @@ Owner = Annotated[
 ]
 
 DEFAULT_HOME = Path("~/.instar")
+LAST_RUN = "last-run.json"
 
 
 def resolve(
@@ -61,6 +65,30 @@ def resolve(
         file = own
     flags = {"gateway.host": host, "gateway.port": port}
     return load_config(file, sets or (), flags=flags)
+
+
+def save_run(resolved: Resolved, home: Path) -> None:
+    """Keep what a run was started with, so that later commands find its store and model."""
+    given = {path: value for path, value, source in resolved.rows() if source != "default"}
+    file = home / LAST_RUN
+    part = file.with_suffix(".part")
+    # Closed to others: a store's address may hold a password.
+    with part.open("w", opener=partial(os.open, mode=0o600), encoding="utf-8") as out:
+        json.dump(given, out, default=str, indent=1)
+    part.replace(file)
+
+
+def resolve_last(*, home: Path, file: Path | None, sets: Sequence[str] | None) -> Config:
+    """The config of the last run in this home, unless other settings are given."""
+    from instar.config_load import load_config
+    from instar.errors import ConfigError
+
+    last = home.expanduser() / LAST_RUN
+    if file is None and not sets and last.is_file():
+        # A file of an older instar may hold what is no setting any more; then it is no help.
+        with contextlib.suppress(ConfigError, ValueError):
+            return load_config(flags=json.loads(last.read_text(encoding="utf-8"))).config
+    return resolve(home=home, file=file, sets=sets).config
 
 
 def ready_home(home: Path) -> Path:

@@ -19,7 +19,7 @@ from instar.commands.common import (
     ask,
     console,
     print_json,
-    resolve,
+    resolve_last,
 )
 from instar.errors import ConfigError, StoreError
 
@@ -49,7 +49,7 @@ def create(
     """
     if not owner.strip():
         raise ConfigError("--owner is empty, expected a name such as ann")
-    config = resolve(home=home, file=file, sets=sets).config
+    config = resolve_last(home=home, file=file, sets=sets)
 
     async def query(store: TurnStore) -> tuple[str, str]:
         from instar.record.keys import Keys
@@ -73,7 +73,7 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List keys by id and owner; the keys themselves are not kept."""
-    config = resolve(home=home, file=file, sets=sets).config
+    config = resolve_last(home=home, file=file, sets=sets)
 
     async def query(store: TurnStore) -> list[ApiKey]:
         from instar.record.keys import Keys
@@ -107,7 +107,7 @@ def revoke(
     as_json: Json = False,
 ) -> None:
     """Make a key invalid at once."""
-    config = resolve(home=home, file=file, sets=sets).config
+    config = resolve_last(home=home, file=file, sets=sets)
 
     async def query(store: TurnStore) -> bool:
         from instar.record.keys import Keys

@@ -24,11 +24,12 @@ from instar.commands.common import (
     Sets,
     ready_home,
     resolve,
+    save_run,
 )
 from instar.errors import ConfigError
 
 if TYPE_CHECKING:
-    from instar.config import Config
+    from instar.config_load import Resolved
     from instar.loop import Status
 
 FORCE_AFTER_S = 3.0
@@ -70,7 +71,8 @@ def up(
 
     from instar import status
 
-    config = resolve(home=home, file=file, sets=sets, host=host, port=port).config
+    resolved = resolve(home=home, file=file, sets=sets, host=host, port=port)
+    home = ready_home(home)
     console = Console(highlight=False)
     log_to(
         log_level,
@@ -78,7 +80,7 @@ def up(
         partial(console.print, markup=False) if console.is_terminal and not as_json else None,
     )
     with status.board(console, as_json=as_json) as board:
-        run(config, home=ready_home(home), on_status=board.show)
+        run(resolved, home=home, on_status=board.show)
 
 
 def serve(
@@ -95,17 +97,20 @@ def serve(
 
     from instar import status
 
-    config = resolve(home=home, file=file, sets=sets, host=host, port=port).config
+    resolved = resolve(home=home, file=file, sets=sets, host=host, port=port)
+    home = ready_home(home)
     log_to(log_level, None)
     # A console that is no terminal gives lines whatever the output is.
     plain = Console(force_terminal=False)
     with status.board(plain, as_json=as_json) as board:
-        run(config, home=ready_home(home), on_status=board.show)
+        run(resolved, home=home, on_status=board.show)
 
 
-def run(config: Config, *, home: Path, on_status: Callable[[Status], None]) -> None:
+def run(resolved: Resolved, *, home: Path, on_status: Callable[[Status], None]) -> None:
     """Serve until SIGINT or SIGTERM."""
     from instar import loop
+
+    save_run(resolved, home)
 
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if sys.platform != "win32":
@@ -116,7 +121,7 @@ def run(config: Config, *, home: Path, on_status: Callable[[Status], None]) -> N
     async def served() -> None:
         stop = asyncio.Event()
         await until_stopped(
-            loop.serve(config, home, stop=stop, on_status=on_status), on_stop=stop.set
+            loop.serve(resolved.config, home, stop=stop, on_status=on_status), on_stop=stop.set
         )
 
     with asyncio.Runner(loop_factory=factory) as runner:

@@ -22,7 +22,7 @@ from instar.commands.common import (
     ask,
     console,
     print_json,
-    resolve,
+    resolve_last,
 )
 from instar.errors import ConfigError, StoreError
 
@@ -48,7 +48,7 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List sessions, the latest first."""
-    config = resolve(home=home, file=file, sets=sets).config
+    config = resolve_last(home=home, file=file, sets=sets)
     found = ask(config, home, lambda store: store.sessions(owner, limit))
     if as_json:
         print_json([dataclasses.asdict(one) for one in found])
@@ -73,7 +73,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Draw a session: its turns and branches, with prompt and sampled tokens in two colours."""
-    config = resolve(home=home, file=file, sets=sets).config
+    config = resolve_last(home=home, file=file, sets=sets)
 
     async def query(store: TurnStore) -> tuple[Session, list[Turn]]:
         found = await find(store, session, owner=owner)
@@ -121,7 +121,7 @@ def export(
     """
     if as_json and output is None:
         raise ConfigError("--json prints a summary, so the turns need a file: add --output FILE")
-    config = resolve(home=home, file=file, sets=sets).config
+    config = resolve_last(home=home, file=file, sets=sets)
 
     async def query(store: TurnStore) -> int:
         from instar.record.export import export_sessions
@@ -149,7 +149,7 @@ def done(
     as_json: Json = False,
 ) -> None:
     """Mark a session as over. A new turn in it opens it again."""
-    config = resolve(home=home, file=file, sets=sets).config
+    config = resolve_last(home=home, file=file, sets=sets)
 
     async def query(store: TurnStore) -> Session:
         found = await find(store, session, owner=owner)

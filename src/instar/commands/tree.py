@@ -145,7 +145,7 @@ def _turn(turn: Turn, above: Turn | None, pen: Pen) -> Text:
 def _heading(turn: Turn, above: Turn | None, before: int) -> Text:
     text = Text(turn.id, style="bold")
     text.append(f"  {turn.kind}", style=SIDE if turn.kind == "side" else "bold blue")
-    if turn.kind_reason:
+    if turn.kind_reason not in ("", "default"):
         text.append(f" ({turn.kind_reason.translate(VISIBLE)})", style="dim")
     facts = [
         f"version {turn.version}",
