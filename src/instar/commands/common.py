@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
+import logging
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from instar.record.store import TurnStore
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Home = Annotated[
@@ -70,12 +70,13 @@ def resolve(
 def save_run(resolved: Resolved, home: Path) -> None:
     """Keep what a run was started with, so that later commands find its store and model."""
     given = {path: value for path, value, source in resolved.rows() if source != "default"}
-    file = home / LAST_RUN
-    part = file.with_suffix(".part")
-    # Closed to others: a store's address may hold a password.
-    with part.open("w", opener=partial(os.open, mode=0o600), encoding="utf-8") as out:
-        json.dump(given, out, default=str, indent=1)
-    part.replace(file)
+    part = home / f"{LAST_RUN}.part"
+    try:
+        part.touch(mode=0o600)  # closed to others: a store's address may hold a password
+        part.write_text(json.dumps(given, default=str, indent=1), encoding="utf-8")
+        part.replace(home / LAST_RUN)
+    except OSError as error:
+        log.warning("%s cannot be written: %s", home / LAST_RUN, error.strerror)
 
 
 def resolve_last(*, home: Path, file: Path | None, sets: Sequence[str] | None) -> Config:
