@@ -39,8 +39,13 @@ Sets = Annotated[
     list[str] | None,
     typer.Option("--set", help="One setting, as a.b=c; may be repeated.", metavar="A.B=C"),
 ]
-Host = Annotated[str | None, typer.Option("--host", help="Address to listen on.", metavar="HOST")]
-Port = Annotated[int | None, typer.Option("--port", help="Port to listen on.", metavar="PORT")]
+Host = Annotated[
+    str | None,
+    typer.Option("--host", help="Address to listen on; by default 127.0.0.1.", metavar="HOST"),
+]
+Port = Annotated[
+    int | None, typer.Option("--port", help="Port to listen on; by default 30000.", metavar="PORT")
+]
 Owner = Annotated[
     str | None, typer.Option("--owner", help="Only this owner's sessions.", metavar="NAME")
 ]
