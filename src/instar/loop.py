@@ -286,7 +286,14 @@ def _address(listener: socket.socket, host: str) -> str:
 
 def _web_server(app: FastAPI) -> uvicorn.Server:
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=5,
     )
     server = uvicorn.Server(config)
     # Signals are the caller's: it counts them and decides.

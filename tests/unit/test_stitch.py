@@ -268,7 +268,7 @@ def test_long_histories_are_stitched() -> None:
         ]
     tree = SessionTree()
     stitched = tree.stitch(
-        talk.history + [{"role": "user", "content": "x"}], renderer=talk.renderer
+        [*talk.history, {"role": "user", "content": "x"}], renderer=talk.renderer
     )
     assert stitched.how == "root"
 

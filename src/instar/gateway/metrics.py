@@ -51,23 +51,20 @@ class Metrics:
 
 
 class Rate:
-    """Tokens a second over the last few seconds."""
+    """Tokens a second over the last few seconds. Counting is one addition; looking does the rest."""
 
     def __init__(self, window_s: float = 5.0) -> None:
         self._window = window_s
-        self._seen: deque[tuple[float, int]] = deque()
-        self._sum = 0
+        self._seen: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
+        self.total = 0
 
     def add(self, count: int) -> None:
-        self._seen.append((time.monotonic(), count))
-        self._sum += count
-        self._forget()
+        self.total += count
 
     def value(self) -> float:
-        self._forget()
-        return self._sum / self._window
-
-    def _forget(self) -> None:
-        limit = time.monotonic() - self._window
-        while self._seen and self._seen[0][0] < limit:
-            self._sum -= self._seen.popleft()[1]
+        now = time.monotonic()
+        while len(self._seen) > 1 and self._seen[1][0] <= now - self._window:
+            self._seen.popleft()
+        at, count = self._seen[0]
+        self._seen.append((now, self.total))
+        return (self.total - count) / max(now - at, 0.5)

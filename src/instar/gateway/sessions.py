@@ -128,7 +128,7 @@ class SessionBook:
     def _touch(self, session: OpenSession) -> None:
         session.used = self._clock()
         self._open.move_to_end((session.owner, session.id))
-        spare = len(self._open) - self._limit
-        if spare > 0:
-            for old in [s for s in self._open.values() if not s.busy and s is not session][:spare]:
+        if len(self._open) > self._limit:
+            idle = (s for s in self._open.values() if not s.busy and s is not session)
+            if old := next(idle, None):
                 self.drop(old.owner, old.id)

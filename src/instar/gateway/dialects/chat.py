@@ -181,6 +181,7 @@ class ChatWriter:
         self._id = ""
         self._version = ""
         self._logprobs: list[dict[str, Any]] = []
+        self._parts: tuple[bytes, bytes, bytes] | None = None
 
     def begin(self, name: str) -> bytes:
         """The first bytes of a stream."""
@@ -195,6 +196,9 @@ class ChatWriter:
             self._logprobs = []
         events = []
         for delta in step.deltas:
+            if not entries and delta.kind != "tool_call":
+                events.append(self._text_event(delta))
+                continue
             events.append(self._event([self._choice(_delta(delta), logprobs=entries)]))
             entries = []
         if entries:
@@ -259,6 +263,17 @@ class ChatWriter:
     ) -> dict[str, Any]:
         shown = {"content": logprobs} if logprobs and self._call.logprobs else None
         return {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": shown}
+
+    def _text_event(self, delta: Delta) -> bytes:
+        """The same as `_event` for plain text, of which there is one a token: made from parts."""
+        if self._parts is None:
+            whole = self._event([self._choice({"\ufdd0": "\ufdd1"})])
+            head, rest = whole.split('{"\ufdd0":'.encode())
+            tail = rest.split('"\ufdd1"}'.encode())[1]
+            self._parts = (head + b'{"content":', head + b'{"reasoning_content":', b"}" + tail)
+        content, reasoning, tail = self._parts
+        head = content if delta.kind == "content" else reasoning
+        return head + orjson.dumps(delta.text) + tail
 
     def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
         body: dict[str, Any] = {
