@@ -20,5 +20,5 @@ os.register_at_fork(after_in_child=_renew)
 
 
 def new_id(letter: str) -> str:
-    """Such as t0199a5c3d2e1f4a8b6c7d9e0. Asks the system for chance once a process, not each time."""
+    """Such as t0199a5c3d2e1f4a8b6c7d9e0. Chance is asked of the system once a process."""
     return f"{letter}{time.time_ns() // 1_000_000:012x}{next(_count) & 0xFFFF:04x}{_process}"

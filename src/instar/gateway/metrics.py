@@ -51,7 +51,7 @@ class Metrics:
 
 
 class Rate:
-    """Tokens a second over the last few seconds. Counting is one addition; looking does the rest."""
+    """Tokens a second over the last few seconds. Counting is one addition, no more."""
 
     def __init__(self, window_s: float = 5.0) -> None:
         self._window = window_s

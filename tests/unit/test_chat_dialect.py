@@ -1,0 +1,110 @@
+"""Chat Completions: what is read of a body, and the bytes of a reply."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from instar.batch.render import ChatRenderer
+from instar.errors import RequestError
+from instar.gateway.call import Call, Step, read_hints
+from instar.gateway.dialects.chat import REFUSED, ChatWriter, parse
+from instar.types import Delta, Piece
+
+BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+RENDERER = ChatRenderer.for_bytes()
+
+
+def writer(**given: Any) -> ChatWriter:
+    call = Call(model="m", messages=(), stream=True, **given)
+    made = ChatWriter(call, model="m", renderer=RENDERER)
+    made.begin("t1")
+    return made
+
+
+def events(data: bytes) -> list[dict[str, Any]]:
+    return [orjson.loads(line[6:]) for line in data.decode().split("\n\n") if line]
+
+
+@given(st.text(), st.sampled_from(["content", "reasoning"]), st.booleans())
+def test_an_event_made_from_parts_is_an_event(text: str, kind: Any, usage: bool) -> None:
+    delta = Delta(kind=kind, text=text)
+    name = "content" if kind == "content" else "reasoning_content"
+    (event,) = events(writer(include_usage=usage).step(Step(name="t1", deltas=[delta])))
+    assert event["choices"] == [
+        {"index": 0, "delta": {name: text}, "finish_reason": None, "logprobs": None}
+    ]
+    assert event["id"] == "chatcmpl-t1"
+    assert ("usage" in event) == usage
+
+
+def test_each_token_brings_its_logprob_though_its_text_is_held_back() -> None:
+    made = writer(logprobs=True, top_logprobs=1)
+    piece = Piece(ids=(64, 65), logprobs=(-1.0, -2.0), version="base", top=(((64, -1.0),),) * 2)
+    (event,) = events(made.step(Step(name="t1", deltas=[], piece=piece)))
+    entries = event["choices"][0]["logprobs"]["content"]
+    assert [(e["token"], e["logprob"]) for e in entries] == [("a", -1.0), ("b", -2.0)]
+    assert entries[0]["top_logprobs"][0]["token"] == "a"
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_change_the_answer_is_refused_by_name(name: str) -> None:
+    value = {"n": 2, "response_format": {"type": "json_object"}, "best_of": 2}.get(name, [1])
+    with pytest.raises(RequestError, match=name) as caught:
+        parse({**BODY, name: value})
+    assert (caught.value.status, caught.value.param) == (400, name)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"store": True, "user": "me", "metadata": {"a": 1}, "service_tier": "auto", "frob": 1},
+        {"n": 1, "logit_bias": {}, "frequency_penalty": 0, "response_format": {"type": "text"}},
+        {"temperature": None, "stop": None, "tools": None, "stream": None},
+    ],
+)
+def test_what_changes_nothing_is_ignored(extra: dict[str, Any]) -> None:
+    assert parse({**BODY, **extra}) == parse(BODY)
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None),
+        (
+            {"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f"}}]},
+            "tool_choice",
+        ),
+        ({"stop": [""]}, None),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    ],
+)
+def test_a_bad_field_is_named(extra: dict[str, Any], param: str | None) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse({**BODY, **extra})
+    assert caught.value.status == 400
+    if param:
+        assert caught.value.param == param
+
+
+def test_max_completion_tokens_wins_over_the_older_name() -> None:
+    assert parse({**BODY, "max_tokens": 5, "max_completion_tokens": 7}).max_tokens == 7
+
+
+def test_the_first_header_that_names_a_session_wins() -> None:
+    body = {"session_id": "body", "prompt_cache_key": "key:3"}
+    assert read_hints({"x-session-affinity": "aff:12", "session-id": "s"}, body).session == "aff"
+    assert read_hints({"x-session-id": "x:1"}, body).session == "x:1"
+    assert read_hints({}, body).session == "key"
+    assert read_hints({}, {"session_id": "body"}).session == "body"
+    assert read_hints({}, {}).session is None
