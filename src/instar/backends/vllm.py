@@ -110,7 +110,7 @@ class VersionedEngine:
         waiting = under_way - running
         return {"running": running, "waiting": waiting, "tokens": self._made, "cache_bytes": 0}
 
-    async def generate(self, request: Request) -> AsyncIterator[Piece]:
+    async def generate(self, request: Request) -> AsyncGenerator[Piece, None]:
         version = request.version or self._info.live
         adapter = self._find(version)
         ask = self._ask(request, lora=adapter.number)
@@ -195,6 +195,8 @@ class VersionedEngine:
             stop_ids=list(sampling.stop_ids),
             top=sampling.top_logprobs,
             lora=lora,
+            # A stop string is found in what has come so far.
+            whole=not request.stream and not any(sampling.stop),
         )
 
 

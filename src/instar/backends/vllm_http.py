@@ -34,7 +34,9 @@ class Http:
     @classmethod
     async def open(cls, config: VllmEngine, *, model: Path, name: str) -> Http:
         url = httpx.URL(config.url or "")
-        headers = {"Authorization": f"Bearer {url.password}"} if url.password else {}
+        headers = {"Content-Type": "application/json"}
+        if url.password:
+            headers["Authorization"] = f"Bearer {url.password}"
         client = httpx.AsyncClient(
             base_url=url.copy_with(username=None, password=None),
             headers=headers,

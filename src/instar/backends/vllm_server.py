@@ -47,6 +47,8 @@ class Ask(msgspec.Struct, array_like=True, tag=True, frozen=True, kw_only=True, 
     top: int = 0
     lora: int = 0
     """The number of a loaded adapter; 0 is the base."""
+    whole: bool = False
+    """Answer in one part."""
 
 
 class Abort(msgspec.Struct, array_like=True, tag=True, frozen=True, gc=False):
@@ -142,11 +144,14 @@ async def _serve(llm: AsyncLLM, sock: Any) -> None:
 class _Reply:
     """A reply under way: what it asked for and what waits to be sent."""
 
-    __slots__ = ("part", "started", "top")
+    __slots__ = ("cached", "part", "top", "urgent", "whole")
 
-    def __init__(self, top: int) -> None:
-        self.top = top
-        self.started = False
+    def __init__(self, ask: Ask) -> None:
+        self.top = ask.top
+        self.whole = ask.whole
+        self.urgent = not ask.whole
+        """Whether somebody waits for the first token."""
+        self.cached: int | None = None
         self.part: Part | None = None
 
 
@@ -191,7 +196,7 @@ class Server:
             refusal = Part(id=ask.id, ids=[], logprobs=[], error=f"{error}")
             self._channel.send(Step([refusal]))
             return
-        self._replies[name] = _Reply(ask.top)
+        self._replies[name] = _Reply(ask)
         await self._llm.engine_core.add_request_async(request)
 
     async def _adapter(self, call: Load | Drop) -> None:
@@ -224,7 +229,7 @@ class Server:
             if now - self._sent >= hold:
                 self._sent = now
                 for reply in self._replies.values():
-                    if reply.part is not None:
+                    if reply.part is not None and not reply.whole:
                         urgent.append(reply.part)
                         reply.part = None
             if urgent:
@@ -238,18 +243,17 @@ class Server:
         part = reply.part
         if part is None:
             part = reply.part = Part(id=int(output.request_id), ids=[], logprobs=[])
+        if reply.cached is None:
+            stats = output.prefill_stats
+            part.cached = reply.cached = stats.num_cached_tokens if stats is not None else 0
         if output.new_token_ids:
             _extend(part, output, top=reply.top)
         if output.finish_reason is not None:
-            del self._replies[output.request_id]
             part.finish = str(output.finish_reason)
-        elif reply.started:
+            del self._replies[output.request_id]
+        elif not reply.urgent:
             return None
-        if not reply.started:
-            reply.started = True
-            stats = output.prefill_stats
-            part.cached = stats.num_cached_tokens if stats is not None else 0
-        reply.part = None
+        reply.urgent, reply.part = False, None
         return part
 
 

