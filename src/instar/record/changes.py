@@ -94,7 +94,7 @@ def _add(
 def _add_tools(turn: Turn, trunk: Trunk, added: list[dict[str, Any]]) -> bytes | None:
     if not turn.tools:
         return None
-    text = codec.to_json(turn.tools)
+    text = codec.to_json(list(turn.tools))
     digest = rows.digest(text.raw)
     if digest not in trunk.tools:
         trunk.tools.add(digest)

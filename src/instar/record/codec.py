@@ -114,11 +114,22 @@ class Json(NamedTuple):
 
 
 def to_json(value: object) -> Json:
-    """What orjson refuses (big integers, lone surrogates) goes by the standard library."""
+    """What orjson would refuse or alter goes by the standard library.
+
+    It refuses integers beyond 64 bits and halves of surrogate pairs, and writes an infinity
+    (1e999, to Python) as null.
+    """
     try:
-        return Json(_ORJSON, orjson.dumps(value))
+        raw = orjson.dumps(value)
     except TypeError:
-        return Json(_STDLIB, json.dumps(value, separators=(",", ":")).encode())
+        return _by_stdlib(value)
+    if b"null" in raw and orjson.loads(raw) != value:
+        return _by_stdlib(value)
+    return Json(_ORJSON, raw)
+
+
+def _by_stdlib(value: object) -> Json:
+    return Json(_STDLIB, json.dumps(value, separators=(",", ":")).encode())
 
 
 def json_array(parts: Sequence[Json]) -> Json:
@@ -141,7 +152,8 @@ def unpack_json(blob: bytes) -> Any:
 
 
 def pack_settings(settings: Sampling) -> bytes:
-    return pack_json([getattr(settings, name) for name in SETTINGS])
+    values = (getattr(settings, name) for name in SETTINGS)
+    return pack_json([list(value) if isinstance(value, tuple) else value for value in values])
 
 
 def unpack_settings(blob: bytes) -> Sampling:

@@ -107,6 +107,18 @@ def list_sessions(
     return [_session(row) for row in connection.execute(query).mappings()]
 
 
+def list_session_keys(
+    connection: sa.Connection, owner: str | None, limit: int, after: tuple[str, str] | None
+) -> list[tuple[str, str]]:
+    columns = (sessions.c.owner, sessions.c.id)
+    query = sa.select(*columns).order_by(*columns).limit(limit)
+    if owner is not None:
+        query = query.where(sessions.c.owner == owner)
+    if after is not None:
+        query = query.where(sa.tuple_(*columns) > sa.tuple_(*map(sa.literal, after)))
+    return [(row.owner, row.id) for row in connection.execute(query)]
+
+
 def one_session(connection: sa.Connection, owner: str, session: str) -> Session | None:
     query = sa.select(sessions).where(sessions.c.owner == owner, sessions.c.id == session)
     row = connection.execute(query).mappings().first()

@@ -103,14 +103,14 @@ def is_ready(turn: Turn) -> bool:
 
 
 def state_columns(state: NextState | None) -> dict[str, Any]:
-    packed = None if state is None else codec.pack_json([state.messages, state.turn])
+    packed = None if state is None else codec.pack_json([list(state.messages), state.turn])
     return {"next_state": packed}
 
 
 def verdict_columns(verdict: Verdict | None) -> dict[str, Any]:
     if verdict is None:
         return {"score": None, "votes": None, "verdict_source": None}
-    votes = codec.pack_json(verdict.votes)
+    votes = codec.pack_json(list(verdict.votes))
     return {"score": verdict.score, "votes": votes, "verdict_source": verdict.source}
 
 

@@ -145,6 +145,12 @@ class TurnStore:
         """Sessions, latest first. `before` is the last one of the page before."""
         return await self.read(lambda c: reader.list_sessions(c, owner, limit, before))
 
+    async def session_keys(
+        self, owner: str | None = None, limit: int = 100, after: tuple[str, str] | None = None
+    ) -> list[tuple[str, str]]:
+        """(owner, session) pairs in an order that turns do not change: to walk over all."""
+        return await self.read(lambda c: reader.list_session_keys(c, owner, limit, after))
+
     async def session(self, owner: str, session: str) -> Session | None:
         return await self.read(lambda c: reader.one_session(c, owner, session))
 
