@@ -58,7 +58,8 @@ class StopScanner:
         self._held += text
         found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
-            at, self.hit = min(found, key=lambda pair: (pair[0], -len(pair[1])))
+            # The one that is complete first, however the text was cut into pieces.
+            at, self.hit = min(found, key=lambda pair: (pair[0] + len(pair[1]), pair[0]))
             out, self._held = self._held[:at], ""
             return out
         keep = max(_overlap(self._held, stop) for stop in self._stops)

@@ -6,15 +6,15 @@ the whole message. Text that may be the beginning of a marker is held back until
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import orjson
 from tokenizers import Tokenizer
 
-from instar.batch.toolform import ToolForm
+from instar.batch.toolform import Call, ToolForm
 from instar.text import StopScanner, TextDecoder
 from instar.types import Delta, Message
 
@@ -46,6 +46,10 @@ class ReplyReader:
         self._rules = rules
         self._state: _State = "reasoning" if rules.thinking else "start"
         self._held = ""
+        self._gap = ""
+        """Blank space before what may be a call."""
+        self._thought = rules.thinking
+        """The reply has, or had, a <think> block, though it may be an empty one."""
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[dict[str, Any]] = []
@@ -76,24 +80,26 @@ class ReplyReader:
         bare = self._held.lstrip()
         if bare.startswith(THINK_OPEN):
             self._held, self._state = bare[len(THINK_OPEN) :], "reasoning"
+            self._thought = True
         elif bare and not THINK_OPEN.startswith(bare):
             self._state = "content"
         return []
 
     def _in_reasoning(self) -> list[Delta]:
         cut, found = _find(self._held, THINK_CLOSE)
-        text, self._held = self._held[:cut], self._held[cut:]
-        if found:
-            self._held, self._state = self._held[len(THINK_CLOSE) :], "content"
+        text, rest = self._held[:cut], self._held[cut:]
         if not self._reasoning:
             text = text.lstrip("\n")
-        if not text:
-            return []
-        self._reasoning.append(text)
-        return [Delta(kind="reasoning", text=text)]
+        # The line ends before </think> belong to the tag, so they wait for what follows.
+        bare = text.rstrip("\n")
+        if found:
+            self._held, self._state = rest[len(THINK_CLOSE) :], "content"
+        else:
+            self._held = text[len(bare) :] + rest
+        return self._think(bare)
 
     def _in_content(self) -> list[Delta]:
-        if self._reasoning and not self._content:
+        if self._thought and not self._content:
             self._held = self._held.lstrip("\n")
         form = self._rules.form
         if form is None:
@@ -103,6 +109,7 @@ class ReplyReader:
         text, self._held = self._held[:cut], self._held[cut:]
         if found:
             self._held, self._state = self._held[len(form.open) :], "tool"
+            self._gap = text[len(text.rstrip()) :]
             return self._say(text.rstrip())
         # Blank space before a call belongs to neither, so it waits for what follows.
         bare = text.rstrip()
@@ -126,8 +133,7 @@ class ReplyReader:
         if self._state == "tool":
             return self._call(body, "")
         if self._state == "reasoning":
-            self._reasoning.append(body)
-            return [Delta(kind="reasoning", text=body)]
+            return self._think(body.rstrip("\n"))
         # Blank space after the last call is the form's, not the reply's.
         return [] if self._calls and not body.strip() else self._say(body)
 
@@ -135,22 +141,30 @@ class ReplyReader:
         form = self._rules.form
         assert form is not None
         try:
-            calls = form.read(body)
-        except (ValueError, SyntaxError):
+            calls = [_written(call) for call in form.read(body)]
+            if not calls:
+                raise ValueError("no call between the markers")
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
             # Not a call after all: the client gets it as the text it is.
-            return self._say(form.open + body + close)
-        out = [self._add_call(name, arguments) for name, arguments in calls]
-        self.done = self._rules.one_call
-        return out[:1] if self._rules.one_call else out
+            return self._say(self._gap + form.open + body + close)
+        if self._rules.one_call:
+            calls, self.done = calls[:1], True
+        return [self._add_call(name, arguments) for name, arguments in calls]
 
-    def _add_call(self, name: str, arguments: dict[str, Any]) -> Delta:
+    def _add_call(self, name: str, arguments: str) -> Delta:
         call = {
             "id": f"call_{secrets.token_hex(12)}",
             "type": "function",
-            "function": {"name": name, "arguments": orjson.dumps(arguments).decode()},
+            "function": {"name": name, "arguments": arguments},
         }
         self._calls.append(call)
         return Delta(kind="tool_call", index=len(self._calls) - 1, call=call)
+
+    def _think(self, text: str) -> list[Delta]:
+        if not text:
+            return []
+        self._reasoning.append(text)
+        return [Delta(kind="reasoning", text=text)]
 
     def _say(self, text: str) -> list[Delta]:
         if not text:
@@ -159,13 +173,15 @@ class ReplyReader:
         return [Delta(kind="content", text=text)]
 
     def _message(self) -> Message:
-        calls = self._calls[:1] if self._rules.one_call else self._calls
         content = "".join(self._content)
-        message: Message = {"role": "assistant", "content": content or (None if calls else "")}
+        message: Message = {
+            "role": "assistant",
+            "content": content or (None if self._calls else ""),
+        }
         if self._reasoning:
-            message["reasoning_content"] = "".join(self._reasoning).rstrip("\n")
-        if calls:
-            message["tool_calls"] = calls
+            message["reasoning_content"] = "".join(self._reasoning)
+        if self._calls:
+            message["tool_calls"] = self._calls
         return message
 
 
@@ -175,6 +191,15 @@ _STEPS: dict[_State, Callable[[ReplyReader], list[Delta]]] = {
     "content": ReplyReader._in_content,
     "tool": ReplyReader._in_tool,
 }
+
+
+def _written(call: Call) -> tuple[str, str]:
+    """Name and arguments as JSON; ValueError for what no client can be sent."""
+    name, arguments = call
+    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # A model may write the escape of half a character, which has no UTF-8 form.
+    (name + text).encode()
+    return name, text
 
 
 def _find(text: str, marker: str) -> tuple[int, bool]:

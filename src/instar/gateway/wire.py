@@ -31,7 +31,7 @@ class Writer(Protocol):
 
     content_type: str
 
-    def begin(self, name: str) -> bytes: ...
+    def begin(self, step: Step) -> bytes: ...
     def step(self, step: Step) -> bytes: ...
     def end(self, turn: Turn, cached: int) -> bytes: ...
     def whole(self, steps: list[Step], turn: Turn, cached: int) -> bytes: ...
@@ -114,10 +114,12 @@ class LiveReply(Response):
         async with aclosing(self._steps) as steps:
             try:
                 async for step in steps:
-                    body = self._writer.step(step)
+                    body = b""
                     if not started:
+                        body = self._writer.begin(step)
                         await _start(send, 200, self._writer.content_type)
-                        body, started = self._writer.begin(step.name) + body, True
+                        started = True
+                    body += self._writer.step(step)
                     if step.turn is not None:
                         body += self._writer.end(step.turn, step.cached)
                     if body:

@@ -183,9 +183,10 @@ class ChatWriter:
         self._logprobs: list[dict[str, Any]] = []
         self._parts: tuple[bytes, bytes, bytes] | None = None
 
-    def begin(self, name: str) -> bytes:
-        """The first bytes of a stream."""
-        self._id = f"chatcmpl-{name}"
+    def begin(self, step: Step) -> bytes:
+        """The first bytes of a stream, before those of its first step."""
+        self._id = f"chatcmpl-{step.name}"
+        self._version = step.piece.version if step.piece else ""
         return self._event([self._choice({"role": "assistant", "content": ""})])
 
     def step(self, step: Step) -> bytes:
