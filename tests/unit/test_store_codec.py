@@ -47,7 +47,7 @@ def test_settings_come_back(value: Sampling) -> None:
 
 
 def test_every_setting_is_stored() -> None:
-    assert codec.SETTINGS == tuple(field.name for field in dataclasses.fields(Sampling))
+    assert tuple(field.name for field in dataclasses.fields(Sampling)) == codec.SETTINGS
 
 
 def test_sizes_follow_the_values() -> None:

@@ -158,7 +158,7 @@ def _open_postgres(url: sa.URL, *, wait_s: float) -> Database:
 
 def _prepared(database: Database) -> Database:
     try:
-        schema.prepare(database.writer)
+        schema.prepare(writer=database.writer, reader=database.reader)
     except sa.exc.SQLAlchemyError as error:
         database.forget_connections()
         raise StoreError(

@@ -141,10 +141,13 @@ api_keys = sa.Table(
 )
 
 
-def prepare(engine: sa.Engine) -> None:
-    """Create the tables in an empty database; refuse one that a newer instar has written."""
-    if not sa.inspect(engine).has_table(meta.name):
-        with engine.begin() as connection:
+def prepare(*, writer: sa.Engine, reader: sa.Engine) -> None:
+    """Create the tables in an empty database; refuse one that a newer instar has written.
+
+    A store that exists is only read, so that opening it never waits for another's lock.
+    """
+    if not sa.inspect(reader).has_table(meta.name):
+        with writer.begin() as connection:
             if connection.dialect.name == "postgresql":
                 # Two processes may start at once; CREATE IF NOT EXISTS alone would race.
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(0x1257A2)))
@@ -152,10 +155,10 @@ def prepare(engine: sa.Engine) -> None:
             if connection.scalar(sa.select(meta.c.id)) is None:
                 first = {"id": 1, "version": VERSION, "last_seq": 0, "epoch": 0}
                 connection.execute(sa.insert(meta).values(first))
-    with engine.connect() as connection:
+    with reader.connect() as connection:
         found = connection.scalar(sa.select(meta.c.version))
     if found is None or found > VERSION:
         raise StoreError(
-            f"The store {engine.url.render_as_string()} has schema version {found}, but this "
+            f"The store {reader.url.render_as_string()} has schema version {found}, but this "
             f"instar reads versions up to {VERSION}. Upgrade instar, or use another store."
         )
