@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -26,7 +27,7 @@ import uvicorn
 from instar.backends import open_engine
 from instar.batch.render import ChatRenderer
 from instar.config import Config, check_bind, is_loopback
-from instar.errors import ConfigError
+from instar.errors import ConfigError, StoreError
 from instar.gateway.app import Deps, create_app
 from instar.gateway.auth import Access
 from instar.gateway.metrics import Metrics
@@ -109,7 +110,7 @@ async def serve(
         listener = stack.enter_context(_listen(config))
         system = await stack.enter_async_context(open_system(config, home, say=say))
         address = _address(listener, config.gateway.host)
-        web = _web_server(system.app)
+        web = _web_server(system.app, drain_s=config.gateway.drain_s)
         task = asyncio.ensure_future(web.serve(sockets=[listener]))
         watch = asyncio.ensure_future(_watch(system, address, on_status))
         try:
@@ -118,8 +119,9 @@ async def serve(
             halt.cancel()
         finally:
             watch.cancel()
-            on_status(await system.status("stopping", address))
             web.should_exit = True
+            with suppress(StoreError):
+                on_status(await system.status("stopping", address))
             await system.server.drain(config.gateway.drain_s)
             with suppress(asyncio.CancelledError):
                 await task
@@ -242,17 +244,24 @@ def _not_ready(engine: Engine) -> str | None:
 
 async def _sweep(system: System) -> None:
     """Close sessions that nobody used for a while; they leave memory, the store has them."""
+    pause = min(_SWEEP_S, system.config.rollout_config.session_timeout / 4)
     while True:
         for session in system.sessions.idle():
-            await system.store.close_session(session.owner, session.id, time.time())
             system.sessions.drop(session.owner, session.id)
-        await asyncio.sleep(_SWEEP_S)
+            try:
+                await system.store.close_session(session.owner, session.id, time.time())
+            except StoreError as error:
+                log.warning("session %s is not closed yet: %s", session.id, error)
+        await asyncio.sleep(pause)
 
 
 async def _watch(system: System, address: str, on_status: Callable[[Status], None]) -> None:
     while True:
         state = "serving" if _not_ready(system.engine) is None else "engine restarting"
-        on_status(await system.status(state, address))
+        try:
+            on_status(await system.status(state, address))
+        except StoreError as error:
+            log.error("the store cannot be read, so there is no status: %s", error)
         await asyncio.sleep(_STATUS_S)
 
 
@@ -284,7 +293,7 @@ def _address(listener: socket.socket, host: str) -> str:
     return f"http://{shown}:{listener.getsockname()[1]}/v1"
 
 
-def _web_server(app: FastAPI) -> uvicorn.Server:
+def _web_server(app: FastAPI, *, drain_s: float) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -293,7 +302,7 @@ def _web_server(app: FastAPI) -> uvicorn.Server:
         proxy_headers=False,
         server_header=False,
         date_header=False,
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=max(1, math.ceil(drain_s)),
     )
     server = uvicorn.Server(config)
     # Signals are the caller's: it counts them and decides.

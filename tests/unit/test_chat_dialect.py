@@ -22,7 +22,7 @@ RENDERER = ChatRenderer.for_bytes()
 def writer(**given: Any) -> ChatWriter:
     call = Call(model="m", messages=(), stream=True, **given)
     made = ChatWriter(call, model="m", renderer=RENDERER)
-    made.begin("t1")
+    made.begin(Step(name="t1", deltas=[]))
     return made
 
 

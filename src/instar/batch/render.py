@@ -12,13 +12,13 @@ by token wherever the template only appends, and nothing has to be known about t
 from __future__ import annotations
 
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
 from tokenizers import Tokenizer
 
 from instar.batch.replies import THINK_OPEN, ReplyReader, ReplyRules
@@ -193,8 +193,10 @@ class ChatRenderer:
             for at, message in enumerate(messages)
         ]
         if not tools or self.native_tools:
-            return self.template.text(ready, tools=self._guard_tools(tools), options=options)
-        return self.template.text(self._with_tools(ready, tools), options=options)
+            told = self._guard_all(list(tools))
+            return self.template.text(ready, tools=told, options=self._guard_all(options))
+        ready = self._with_tools(ready, tools)
+        return self.template.text(ready, options=self._guard_all(options))
 
     def _marked(self, at: int, turn: Turn) -> Message:
         message: Message = {"role": "assistant", "content": f"{_MARK}{at}{_END}"}
@@ -205,13 +207,15 @@ class ChatRenderer:
     def _prepare(self, message: Message) -> Message:
         """The form templates expect: text content, arguments as objects, no developer role."""
         role = "system" if message["role"] == "developer" else message["role"]
-        out: Message = {**message, "role": role, "content": self._guard(text_of(message))}
+        out: Message = {name: self._guard_all(value) for name, value in message.items()}
+        out |= {"role": role, "content": self._guard(text_of(message))}
         if role == "assistant" and message.get("tool_calls"):
             if not self.native_tools:
                 out["content"] = self._guard(write_calls({**message, "content": text_of(message)}))
                 out.pop("tool_calls")
             else:
-                out["tool_calls"] = [_with_object_arguments(c) for c in message["tool_calls"]]
+                calls = [_with_object_arguments(c) for c in message["tool_calls"]]
+                out["tool_calls"] = self._guard_all(calls)
         elif role == "tool" and not self.native_tools:
             out["content"] = f"<tool_response>\n{out['content']}\n</tool_response>"
         return out
@@ -231,13 +235,13 @@ class ChatRenderer:
             return text
         return self._split.sub(lambda hit: hit[0][0] + _GUARD + hit[0][1:], text)
 
-    def _guard_tools(self, tools: Sequence[Tool]) -> Sequence[Tool]:
-        if not tools:
-            return tools
-        dumped = orjson.dumps(list(tools)).decode()
-        guarded = self._guard(dumped)
-        found: list[Tool] = tools if guarded is dumped else orjson.loads(guarded)  # type: ignore[assignment]
-        return found
+    def _guard_all(self, value: Any) -> Any:
+        """The same for every text within a value."""
+        if isinstance(value, str):
+            return self._guard(value)
+        if isinstance(value, dict):
+            return {self._guard(name): self._guard_all(one) for name, one in value.items()}
+        return [self._guard_all(one) for one in value] if isinstance(value, list) else value
 
     def _splice(self, text: str, replies: Mapping[int, Turn]) -> tuple[int, ...]:
         """Text between the marks becomes ids; each mark becomes the ids that were sampled."""
@@ -285,19 +289,24 @@ class _TextCache:
     def __init__(self, chars: int) -> None:
         self._limit, self._size = chars, 0
         self._entries: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        # Long histories are rendered in threads.
+        self._lock = threading.Lock()
 
     def get(self, text: str) -> tuple[int, ...] | None:
-        found = self._entries.get(text)
-        if found is not None:
-            self._entries.move_to_end(text)
-        return found
+        with self._lock:
+            found = self._entries.get(text)
+            if found is not None:
+                self._entries.move_to_end(text)
+            return found
 
     def put(self, text: str, ids: tuple[int, ...]) -> None:
-        self._entries[text] = ids
-        self._size += len(text)
-        while self._size > self._limit:
-            old, _ = self._entries.popitem(last=False)
-            self._size -= len(old)
+        with self._lock:
+            if text not in self._entries:
+                self._size += len(text)
+            self._entries[text] = ids
+            while self._size > self._limit:
+                old, _ = self._entries.popitem(last=False)
+                self._size -= len(old)
 
 
 def text_of(message: Message) -> str:

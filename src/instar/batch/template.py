@@ -31,6 +31,12 @@ CHATML = (
 )
 """The plainest template there is; used where a model brings none and by the fake engine."""
 
+_COMPLAINTS = (
+    *(jinja2.TemplateError, TypeError, LookupError, ValueError),
+    *(AttributeError, ArithmeticError, RecursionError),
+)
+"""What running a template may raise: it is the model's code, on a client's data."""
+
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token")
 
 
@@ -70,7 +76,7 @@ class Template:
                 documents=None,
                 add_generation_prompt=generate,
             )
-        except (jinja2.TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:
+        except _COMPLAINTS as error:
             raise RequestError(
                 f"This model's chat template cannot render the conversation: {error}",
                 param="messages",

@@ -57,7 +57,13 @@ def _read_glm(body: str) -> Call:
 
 
 def _read_llama(body: str) -> list[Call]:
-    return [call for part in body.split(";") if part.strip() for call in _read_json_calls(part)]
+    """JSON objects with semicolons between them, which may stand within them too."""
+    calls, rest = [], body.strip()
+    while rest:
+        value, end = json.JSONDecoder().raw_decode(rest)
+        calls += _calls_of(value)
+        rest = rest[end:].lstrip("; \n\t")
+    return calls
 
 
 def _read_mistral(body: str) -> list[Call]:
@@ -173,7 +179,7 @@ def arguments_of(function: dict[str, Any]) -> Any:
         return raw
     try:
         return json.loads(raw or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return raw
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +16,9 @@ from starlette.exceptions import HTTPException
 
 from instar import __version__
 from instar.config import GatewayConfig
-from instar.errors import InstarError, RequestError
+from instar.errors import InstarError, RequestError, StoreError
 from instar.gateway.auth import Access
-from instar.gateway.call import Call, Hints, read_hints
+from instar.gateway.call import Call, Hints, Step, read_hints
 from instar.gateway.dialects import chat
 from instar.gateway.metrics import Metrics
 from instar.gateway.serve import TurnServer
@@ -24,6 +26,9 @@ from instar.gateway.wire import LiveReply, error_response, read_json
 from instar.protocols import Renderer
 
 log = logging.getLogger("instar.gateway")
+
+_CLOSE_S = 1.0
+"""How long a session's last reply waits for the session to be marked as closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +81,29 @@ def _add_chat(app: FastAPI, deps: Deps) -> None:
         )
 
 
-def _closing(deps: Deps, owner: str, call: Call, hints: Hints) -> Any:
+def _closing(deps: Deps, owner: str, call: Call, hints: Hints) -> AsyncGenerator[Step, None]:
     """The reply's steps; a call that says it is the session's last closes it afterwards."""
     steps = deps.server.run(owner, call, hints)
     if not hints.done:
         return steps
 
-    async def closing() -> Any:
-        async for step in steps:
-            if step.turn is not None:
-                await deps.close_session(owner, step.turn.session)
-            yield step
+    async def closing() -> AsyncGenerator[Step, None]:
+        async with aclosing(steps):
+            async for step in steps:
+                if step.turn is not None:
+                    await _close(deps, owner, step.turn.session)
+                yield step
 
     return closing()
+
+
+async def _close(deps: Deps, owner: str, session: str) -> None:
+    """A store that cannot be written now is no reason to keep a reply from its client."""
+    try:
+        async with asyncio.timeout(_CLOSE_S):
+            await deps.close_session(owner, session)
+    except (StoreError, TimeoutError) as error:
+        log.warning("session %s is not closed yet: %s", session, error or "the store is slow")
 
 
 def _add_sessions(app: FastAPI, deps: Deps) -> None:
@@ -111,8 +126,7 @@ def _add_sessions(app: FastAPI, deps: Deps) -> None:
     async def session_done(request: Request) -> Response:
         """The conversation is over; the same id may be used again later."""
         owner = await deps.access.owner(request.headers)
-        empty = request.headers.get("content-length", "0") == "0"
-        body = {} if empty else await read_json(request, 1_000_000)
+        body = await read_json(request, 1_000_000, empty={})
         given = body.get("session_id")
         if given is not None and not isinstance(given, str):
             raise RequestError("session_id must be a string", param="session_id")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
-from instar.errors import RequestError
+from instar.errors import RequestError, StoreError
 
 _REMEMBER_S = 5.0
 """A revoked key stops working after at most this long; asking the store each time is slow."""
@@ -45,7 +45,12 @@ class Access:
         until, owner = self._known.get(key, (0.0, None))
         if time.monotonic() < until:
             return owner
-        owner = await self._owner_of(key)
+        try:
+            owner = await self._owner_of(key)
+        except StoreError:
+            if key not in self._known:
+                raise
+            return owner
         if len(self._known) > 1000:
             self._known.clear()
         self._known[key] = (time.monotonic() + _REMEMBER_S, owner)

@@ -85,6 +85,7 @@ def _call_key(call: dict[str, Any]) -> list[Any]:
     try:
         parsed = orjson.loads(raw) if isinstance(raw, str) else raw
         raw = orjson.dumps(parsed, option=orjson.OPT_SORT_KEYS).decode()
-    except ValueError:
+    except (ValueError, TypeError):
+        # No JSON, or nested deeper than can be written again.
         raw = str(raw).strip()
     return [function.get("name"), raw]

@@ -7,16 +7,20 @@ that session's turns. Idle sessions are closed after a while and leave memory; t
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from instar.errors import StoreError
 from instar.gateway.history import chain
 from instar.gateway.stitch import SessionTree
 from instar.ids import new_id
 from instar.protocols import Store
 from instar.types import Message, Turn
+
+log = logging.getLogger("instar.gateway")
 
 _LOOK_BACK = 16
 """How many replies of a history are looked up, the last ones first."""
@@ -71,12 +75,13 @@ class SessionBook:
         return session
 
     def add(self, session: OpenSession, turn: Turn) -> None:
-        """Remember a new turn; the session may have left memory meanwhile, which is fine."""
+        """Remember a new turn; the session may have left memory meanwhile, and come back."""
+        session.tree.add(turn)
+        session = self._open.setdefault((session.owner, session.id), session)
         session.tree.add(turn)
         session.anchors.extend(turn.anchors)
         for anchor in turn.anchors:
             self._by_anchor[session.owner, anchor] = session.id
-        self._open.setdefault((session.owner, session.id), session)
         self._touch(session)
 
     def drop(self, owner: str, name: str) -> None:
@@ -116,7 +121,7 @@ class SessionBook:
     async def _read(self, owner: str, name: str) -> OpenSession:
         key = (owner, name)
         try:
-            turns = await self._store.turns(owner, name)
+            turns = await self._recorded(owner, name)
             session = OpenSession(id=name, owner=owner, tree=SessionTree(), used=self._clock())
             self._open[key] = session
             for turn in turns:
@@ -124,6 +129,14 @@ class SessionBook:
             return session
         finally:
             del self._loading[key]
+
+    async def _recorded(self, owner: str, name: str) -> list[Turn]:
+        """A store that cannot be read costs the session its past, not the client its reply."""
+        try:
+            return await self._store.turns(owner, name)
+        except StoreError as error:
+            log.error("session %s starts without its earlier turns: %s", name, error)
+            return []
 
     def _touch(self, session: OpenSession) -> None:
         session.used = self._clock()

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from instar.errors import BusyError, EngineError, InstarError, RequestError
+from instar.errors import BusyError, EngineError, InstarError, RequestError, StoreError
 from instar.gateway.call import Step
 from instar.types import Turn
 
@@ -38,8 +38,13 @@ class Writer(Protocol):
     def broken(self, error: InstarError) -> bytes: ...
 
 
-async def read_json(request: Request, limit: int) -> dict[str, Any]:
-    """The body as an object; too large, malformed or anything else is a RequestError."""
+async def read_json(
+    request: Request, limit: int, *, empty: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The body as an object; too large, malformed or anything else is a RequestError.
+
+    `empty` is what no body at all stands for, where that may be.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(int(declared), limit)
@@ -50,6 +55,8 @@ async def read_json(request: Request, limit: int) -> dict[str, Any]:
         if size > limit:
             raise _too_large(size, limit)
         chunks.append(chunk)
+    if not size and empty is not None:
+        return empty
     try:
         body = orjson.loads(b"".join(chunks))
     except ValueError as error:
@@ -64,14 +71,14 @@ async def read_json(request: Request, limit: int) -> dict[str, Any]:
 def status_of(error: InstarError) -> int:
     if isinstance(error, RequestError):
         return error.status
-    return 503 if isinstance(error, EngineError) else 500
+    return 503 if isinstance(error, EngineError | StoreError) else 500
 
 
 def error_response(error: InstarError, shape: ErrorBody) -> Response:
     headers = {"content-type": "application/json"}
     if isinstance(error, BusyError):
         headers["retry-after"] = str(error.retry_after)
-    elif isinstance(error, EngineError):
+    elif isinstance(error, EngineError | StoreError):
         headers["retry-after"] = "2"
     return Response(orjson.dumps(shape(error)), status_of(error), headers=headers)
 

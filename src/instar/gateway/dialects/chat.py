@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, ValidationError
 
-from instar.errors import InstarError, RequestError
+from instar.errors import EngineError, InstarError, RequestError, StoreError
 from instar.gateway.call import Call, Step
 from instar.protocols import Renderer
 from instar.types import Delta, Finish, Message, Turn
@@ -290,6 +290,9 @@ class ChatWriter:
         return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
+_CODES: dict[type[InstarError], str] = {EngineError: "engine_error", StoreError: "store_error"}
+
+
 def error_body(error: InstarError) -> dict[str, Any]:
     """OpenAI's error shape."""
     known = error if isinstance(error, RequestError) else None
@@ -298,7 +301,7 @@ def error_body(error: InstarError) -> dict[str, Any]:
             "message": str(error),
             "type": known.kind if known else "server_error",
             "param": known.param if known else None,
-            "code": known.code if known else "engine_error",
+            "code": known.code if known else _CODES.get(type(error), "server_error"),
         }
     }
 
