@@ -109,15 +109,11 @@ class Child:
         box = self._replies[reply] = asyncio.Queue()
         return reply, box
 
-    def close_reply(self, reply: int) -> None:
-        """Forget a reply; the worker stops drawing it."""
+    def close_reply(self, reply: int, finish: str | None) -> None:
+        """Forget a reply; one that is not finished the worker stops drawing."""
         del self._replies[reply]
-        if not self.dead:
+        if finish is None and not self.dead:
             self._write(wire.Cancel(id=reply))
-
-    def end_reply(self, reply: int) -> None:
-        """Forget a reply that the worker has finished."""
-        del self._replies[reply]
 
     def send(self, message: wire.Generate) -> None:
         self._write(message)

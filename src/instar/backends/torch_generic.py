@@ -82,7 +82,7 @@ class GenericModel:
             return CacheMemory(self._new_cache(), 0)
         cache = copy.deepcopy(source.cache)
         if shared < source.length:
-            cache.crop(shared)
+            cache.crop(shared - source.length)
         return CacheMemory(cache, shared)
 
     def reusable(self, source: CacheMemory, shared: int) -> int:

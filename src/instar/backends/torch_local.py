@@ -13,12 +13,11 @@ import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from instar.backends import torch_wire as wire
-from instar.backends.torch_child import Child
+from instar.backends.torch_child import Answer, Child
 from instar.config import TorchLocalEngine
 from instar.errors import ContextError, EngineError, InstarError, ModelError, RequestError
 from instar.protocols import Engine
@@ -28,20 +27,6 @@ log = logging.getLogger(__name__)
 
 BACK_OFF_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Pauses before the first, second, ... attempt to start a dead worker again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """How busy the engine is, as of its last step."""
-
-    running: int
-    waiting: int
-    tokens: int
-    """Drawn since the engine was opened."""
-    cache_bytes: int
-    restarts: int
-    path: str
-    """`lean` or `transformers`: which code runs the model."""
 
 
 class _Resident:
@@ -132,16 +117,21 @@ class TorchEngine:
         """The worker process of now."""
         return self._child.pid
 
-    def stats(self) -> EngineStats:
+    @property
+    def path(self) -> str:
+        """`lean` or `transformers`: which code runs the model."""
+        return self._ready.path
+
+    def stats(self) -> dict[str, float]:
+        """How busy the engine is as of its last step, and what it has done since it was opened."""
         latest = self._child.latest
-        return EngineStats(
-            running=latest.running,
-            waiting=latest.waiting,
-            tokens=self._drawn_before + self._child.drawn,
-            cache_bytes=latest.cache_bytes,
-            restarts=self._restarts,
-            path=self._ready.path,
-        )
+        return {
+            "running": latest.running,
+            "waiting": latest.waiting,
+            "tokens": self._drawn_before + self._child.drawn,
+            "cache_bytes": latest.cache_bytes,
+            "restarts": self._restarts,
+        }
 
     async def generate(self, request: Request) -> AsyncGenerator[Piece, None]:
         _check(request, context=self._ready.context, vocab=self._ready.vocab)
@@ -268,28 +258,43 @@ class TorchEngine:
 
 async def _reply(child: Child, request: Request, version: str) -> AsyncGenerator[Piece, None]:
     number, box = child.open_reply()
-    finished = False
+    finish: str | None = None
     try:
         child.send(_message(number, request, version))
-        while not finished:
-            answer = await box.get()
-            if isinstance(answer, EngineError):
-                finished = True
-                raise answer
-            finished = answer.finish is not None
+        while finish is None:
+            tokens = await (_some(box) if request.stream else _all(box))
+            finish = tokens[-1].finish
             yield Piece(
-                ids=(answer.token,),
-                logprobs=(answer.logprob,),
+                ids=tuple(token.token for token in tokens),
+                logprobs=tuple(token.logprob for token in tokens),
                 version=version,
-                top=(answer.top,) if answer.top else (),
-                finish=cast("Finish | None", answer.finish),
-                cached=answer.cached,
+                top=tuple(token.top for token in tokens) if tokens[0].top else (),
+                finish=cast("Finish | None", finish),
+                cached=tokens[0].cached,
             )
     finally:
-        if finished:
-            child.end_reply(number)
-        else:
-            child.close_reply(number)
+        child.close_reply(number, finish)
+
+
+async def _some(box: asyncio.Queue[Answer]) -> list[wire.Token]:
+    """The tokens that are there, and at least one."""
+    tokens = [_token(await box.get())]
+    while not box.empty():
+        tokens.append(_token(box.get_nowait()))
+    return tokens
+
+
+async def _all(box: asyncio.Queue[Answer]) -> list[wire.Token]:
+    tokens = [_token(await box.get())]
+    while tokens[-1].finish is None:
+        tokens.append(_token(await box.get()))
+    return tokens
+
+
+def _token(answer: Answer) -> wire.Token:
+    if isinstance(answer, EngineError):
+        raise answer
+    return answer
 
 
 def _absolute(folder: Path) -> Path:
