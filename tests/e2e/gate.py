@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import signal
@@ -242,7 +243,10 @@ def extends(turn: Turn, parent: Turn) -> bool:
 async def until(condition: Any, timeout_s: float = 10.0) -> None:
     """Wait for something that must come, however long the machine takes for it."""
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110
+        while True:
+            found = condition()
+            if await found if inspect.isawaitable(found) else found:
+                return
             await asyncio.sleep(0.01)
 
 
