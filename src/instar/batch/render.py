@@ -188,10 +188,13 @@ class ChatRenderer:
         replies: Mapping[int, Turn],
         options: dict[str, Any] | None,
     ) -> str:
-        ready = [
-            self._marked(at, replies[at]) if at in replies else self._prepare(message)
-            for at, message in enumerate(messages)
-        ]
+        try:
+            ready = [
+                self._marked(at, replies[at]) if at in replies else self._prepare(message)
+                for at, message in enumerate(messages)
+            ]
+        except RecursionError as error:
+            raise RequestError("a tool call is nested too deep", param="messages") from error
         if not tools or self.native_tools:
             told = self._guard_all(list(tools))
             return self.template.text(ready, tools=told, options=self._guard_all(options))

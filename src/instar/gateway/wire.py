@@ -23,6 +23,9 @@ from instar.types import Turn
 
 log = logging.getLogger("instar.gateway")
 
+_DEPTH = 100
+"""Deepest nesting of a body: what is read must be written again, and not all writers go deep."""
+
 ErrorBody = Callable[[InstarError], dict[str, Any]]
 
 
@@ -65,7 +68,22 @@ async def read_json(
         raise RequestError(
             f"The body is a JSON {type(body).__name__}; it must be an object.", code="invalid_json"
         )
+    if _deeper(body, _DEPTH):
+        raise RequestError(
+            f"The body is nested deeper than {_DEPTH} levels, which is all this server takes.",
+            code="invalid_json",
+        )
     return body
+
+
+def _deeper(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit):
+        inner = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [value for some in inner for value in some if isinstance(value, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def status_of(error: InstarError) -> int:
