@@ -237,7 +237,7 @@ async def test_a_short_request_joins_and_ends_while_a_long_one_runs(subject: Sub
     started = asyncio.Event()
 
     async def long() -> None:
-        request = ask(subject.prompt(), max_tokens=300)
+        request = ask(subject.prompt(), max_tokens=100)
         async for _ in subject.engine.generate(request):
             started.set()
         order.append("long")
@@ -305,7 +305,7 @@ async def test_a_reply_keeps_its_version_when_another_goes_live(
     subject: Subject, adapter: Path
 ) -> None:
     engine = subject.engine
-    request = ask(subject.prompt(), max_tokens=60)
+    request = ask(subject.prompt(), max_tokens=40)
     alone = await draw(engine, request)
     async with aclosing(engine.generate(request)) as pieces:
         seen = [await anext(pieces)]
@@ -513,12 +513,12 @@ async def test_an_unusable_model_is_an_error_and_no_hang(tmp_path: Path) -> None
 def greedy(model: Any, prompt: Any, count: int) -> tuple[int, ...]:
     """The likeliest tokens, by transformers or PEFT's own generate."""
     ids = torch.tensor([list(prompt)])
+    model.generation_config.eos_token_id = None
     with torch.inference_mode():
         out = model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=count,
-            min_new_tokens=count,
             do_sample=False,
             pad_token_id=0,
         )
