@@ -129,7 +129,8 @@ async def fill(store: TurnStore, turns: int, seed: int, console: Console) -> dic
                     kept.append(turn.anchors[1])
                 if not await store.record(turn):
                     raise SystemExit(f"A turn was not written: {store.health()}")
-                progress.advance(task)
+                if recorded % 1000 == 0:
+                    progress.update(task, completed=recorded)
 
         await asyncio.gather(*(worker() for _ in range(BULK)))
         seconds = time.perf_counter() - started

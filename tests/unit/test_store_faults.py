@@ -293,6 +293,20 @@ async def test_the_file_is_private(path: Path) -> None:
             assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
 
 
+async def test_what_is_deleted_leaves_the_file(path: Path) -> None:
+    said = "a secret that was only said once"
+    async with open_store(url_of(path), commit_timeout_s=30) as store:
+        await store.record(make_turn("t1", messages=(user(said),)))
+    assert said in all_text(path.parent)
+    async with open_store(url_of(path)) as store:
+        await store.delete_session("anna", "s1")
+    assert said not in all_text(path.parent)
+
+
+def all_text(folder: Path) -> str:
+    return "".join(file.read_bytes().decode("latin-1") for file in folder.iterdir())
+
+
 def hold(path: str, held: Event, release: Event) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")

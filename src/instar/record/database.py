@@ -119,6 +119,8 @@ def _sqlite_engine(path: Path, *, begin: str, size: int) -> sa.Engine:
             "journal_mode=WAL",
             # FULL: the log is synced with every commit, so a commit outlives a power cut.
             "synchronous=FULL",
+            # What is deleted is overwritten, not only unlinked: to forget is a promise.
+            "secure_delete=ON",
             "cache_size=-32768",
             "journal_size_limit=67108864",
         ):
