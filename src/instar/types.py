@@ -200,23 +200,124 @@ class Session:
     """The first words the person said, for people who look at a list."""
 
 
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of tokens without a branch in it."""
+
+    start: int
+    length: int
+    parent: int
+    """Index of the segment whose last token comes before this one's first; -1 at a root."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One training sequence: ids and streams of the same length."""
+class Tree:
+    """Token sequences that share beginnings, each token once; several roots make a forest.
+
+    Example: 1 2 3 and 1 2 4 are ids 1 2 3 4, positions 0 1 2 2, segments (0, 2, -1), (2, 1, 0)
+    and (3, 1, 0).
+    """
 
     ids: tuple[int, ...]
-    trainable: tuple[bool, ...]
-    logprobs: tuple[float, ...]
-    """As recorded at sampling; 0.0 only where a token is not trainable."""
-    advantages: tuple[float, ...]
-    distill_weights: tuple[float, ...]
-    turns: tuple[str, ...]
+    positions: tuple[int, ...]
+    """Depth of each token along its own path."""
+    segments: tuple[Segment, ...]
+    """In depth-first order, one after the other over all of `ids`."""
 
     def __post_init__(self) -> None:
-        streams = ("trainable", "logprobs", "advantages", "distill_weights")
-        for name in streams:
-            if (found := len(getattr(self, name))) != len(self.ids):
-                raise ValueError(f"stream {name} has {found} entries for {len(self.ids)} ids")
+        if len(self.positions) != len(self.ids):
+            raise ValueError(f"{len(self.ids)} ids but {len(self.positions)} positions")
+        end = 0
+        for at, (start, length, parent) in enumerate(_plain(self.segments)):
+            if start != end or length < 1 or not -1 <= parent < at:
+                raise ValueError(
+                    f"segment {at} is {(start, length, parent)}; expected start {end}, at least "
+                    "one token and an earlier parent"
+                )
+            end = start + length
+            before = self.segments[parent] if parent >= 0 else None
+            depth = 0 if before is None else self.positions[before.start + before.length - 1] + 1
+            if self.positions[start:end] != tuple(range(depth, depth + length)):
+                raise ValueError(f"segment {at} has positions that do not count on from {depth}")
+        if end != len(self.ids):
+            raise ValueError(f"the segments cover {end} of {len(self.ids)} ids")
+
+    def previous(self) -> tuple[int, ...]:
+        """Index of the token before each one along its path; -1 at a root."""
+        out = list(range(-1, len(self.ids) - 1))
+        for start, _, parent in _plain(self.segments):
+            before = self.segments[parent] if parent >= 0 else None
+            out[start] = -1 if before is None else before.start + before.length - 1
+        return tuple(out)
+
+
+def _plain(segments: Sequence[Segment]) -> list[tuple[int, int, int]]:
+    return [(one.start, one.length, one.parent) for one in segments]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One training sequence: a tree of tokens, and streams over its trained tokens.
+
+    The streams have one entry a token and turn that sampled it: a token that two turns
+    sampled alike (a retry that began with the same words) has two, so that their credits add.
+    """
+
+    tree: Tree
+    turns: tuple[str, ...]
+    """Ids of the turns that are trained."""
+    at: tuple[int, ...]
+    """Where in the tree each trained token is."""
+    turn_index: tuple[int, ...]
+    """Which of `turns` sampled it."""
+    logprobs: tuple[float, ...]
+    """As recorded at sampling."""
+    advantages: tuple[float, ...]
+    distill_weights: tuple[float, ...]
+    temperatures: tuple[float, ...]
+    """At which the recorded log-probs are."""
+    hinted: Tree | None = None
+    """What the teacher reads: the hinted prompts with the same sampled tokens."""
+    hinted_at: tuple[int, ...] = ()
+    """Where in `hinted` each trained token is; -1 where it has no teacher. Empty: none has one."""
+    values: tuple[float | None, ...] = ()
+    """Value estimates of the turns when credit was given; empty without a value head."""
+    returns: tuple[float | None, ...] = ()
+    """What the value estimates should have been; None where that is unknown."""
+
+    def __post_init__(self) -> None:
+        streams = ("turn_index", "logprobs", "advantages", "distill_weights", "temperatures")
+        for name in (*streams, *(("hinted_at",) if self.hinted_at else ())):
+            if (found := len(getattr(self, name))) != len(self.at):
+                raise ValueError(
+                    f"stream {name} has {found} entries for {len(self.at)} trained tokens"
+                )
+        for name in ("values", "returns"):
+            if (found := len(getattr(self, name))) not in (0, len(self.turns)):
+                raise ValueError(f"{name} has {found} entries for {len(self.turns)} turns")
+        if len(self.values) != len(self.returns):
+            raise ValueError(f"{len(self.values)} values but {len(self.returns)} returns")
+        self._check_tokens()
+
+    def _check_tokens(self) -> None:
+        for entry, at in enumerate(self.at):
+            if not 0 <= at < len(self.tree.ids) or self.tree.positions[at] == 0:
+                raise ValueError(f"trained token {entry} is at {at}, where nothing comes before it")
+            if not -1e6 < self.logprobs[entry] <= 1e-3:
+                raise ValueError(
+                    f"trained token {entry} has the log-prob {self.logprobs[entry]}; expected the "
+                    "one it was sampled with, which is never missing and never above 0"
+                )
+            if self.distill_weights[entry] and (
+                not self.hinted_at or self.hinted is None or self.hinted_at[entry] < 1
+            ):
+                raise ValueError(f"trained token {entry} has a distillation weight but no teacher")
+
+    @property
+    def trainable(self) -> tuple[bool, ...]:
+        """Whether each token of the tree is trained."""
+        trained = set(self.at)
+        return tuple(at in trained for at in range(len(self.tree.ids)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +325,17 @@ class Batch:
     """What one optimiser step is made of."""
 
     samples: tuple[Sample, ...]
+    """Each is one forward pass."""
     version: str
+    """The version that is trained further."""
+    rewards: tuple[float, ...] = ()
+    """Verdicts of its turns, for the metrics."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Turns left out, by reason, and what else was counted on the way."""
+
+    @property
+    def turns(self) -> tuple[str, ...]:
+        return tuple(turn for sample in self.samples for turn in sample.turns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,299 @@
+"""Credit: from judged turns to the streams that a loss reads, one pure function a method.
+
+Comes in: turns with what is known of them (verdict, group, value, teacher). Goes out: for each
+turn a Credit, or None where nothing is known to learn from. Unknown is never zero: a turn
+without a verdict has no binary credit, and it is in no baseline either.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from instar.types import Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A turn and what is known of it beyond its record."""
+
+    turn: Turn
+    group: str | None = None
+    """Turns of one group answer the same task and are compared with each other."""
+    value: float | None = None
+    """The value head's estimate before the turn; all turns of a session have one, or none."""
+    age: int = 0
+    """Versions published since the one that sampled it."""
+    hinted_ids: tuple[int, ...] | None = None
+    """The prompt with the hint in it, for the teacher."""
+    teacher_logprobs: tuple[float, ...] | None = None
+    """Of the sampled tokens after `hinted_ids`, at the turn's own temperature."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credit:
+    """What one turn's sampled tokens are worth."""
+
+    advantages: tuple[float, ...]
+    distill_weights: tuple[float, ...]
+    """How much each token is drawn to the teacher's whole distribution."""
+    value: float | None = None
+    target: float | None = None
+    """What the value estimate should have been."""
+
+    @property
+    def is_empty(self) -> bool:
+        return self.target is None and not any(self.advantages) and not any(self.distill_weights)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditSettings:
+    """How verdicts and hints become credit."""
+
+    advantage: Literal["verdict", "gae"] = "verdict"
+    """For turns without a group: the verdict itself, or GAE along the session."""
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    group_scale: Literal["none", "std"] = "none"
+    """Whether a group's advantages are divided by their standard deviation."""
+    opd: Literal["full", "sampled"] = "full"
+    """Draw to the teacher's whole distribution, or reward the sampled token only."""
+    opd_clip: float = 5.0
+    """Largest advantage of one token in `sampled`, either way."""
+    binary_weight: float = 0.3
+    opd_weight: float = 1.0
+    truncated: Literal["no_praise", "drop", "keep"] = "no_praise"
+    """What a reply cut by its length limit may earn; by default nothing above zero."""
+    max_age: int = 4
+    """Turns sampled by an older version are left out."""
+
+
+Method = Callable[[Sequence[Judged], CreditSettings], dict[str, Credit]]
+"""Turn id to credit; a turn with nothing to learn from is not in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credited:
+    """Turns with their credit, and how many were left out and why."""
+
+    turns: tuple[tuple[Judged, Credit], ...]
+    rewards: tuple[float, ...]
+    counts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def credit(judged: Sequence[Judged], method: str, settings: CreditSettings) -> Credited:
+    """Apply a method of METHODS to the turns that may be trained; count the others."""
+    counts: Counter[str] = Counter()
+    kept = []
+    for one in judged:
+        if (reason := _excluded(one, settings)) is None:
+            kept.append(one)
+        else:
+            counts[reason] += 1
+    found = METHODS[method](kept, settings)
+    counts["zero_variance_groups"] = len(flat_groups(kept))
+    out = []
+    for one in kept:
+        earned = found.get(one.turn.id)
+        if earned is None:
+            counts["nothing_known"] += 1
+        elif earned.is_empty:
+            counts["no_credit"] += 1
+        else:
+            out.append((one, earned))
+            counts["truncated"] += one.turn.finish == "length"
+    rewards = tuple(float(one.turn.verdict.score) for one in kept if one.turn.verdict is not None)
+    return Credited(
+        turns=tuple(out), rewards=rewards, counts={key: n for key, n in counts.items() if n}
+    )
+
+
+def _excluded(one: Judged, settings: CreditSettings) -> str | None:
+    """Why a turn must not be trained, or None."""
+    turn = one.turn
+    if turn.kind == "side":
+        return "side"
+    if turn.no_train:
+        return "private"
+    if turn.finish == "cancelled":
+        return "cancelled"
+    if not turn.sampled_ids:
+        return "empty"
+    if one.age > settings.max_age:
+        return "stale"
+    if turn.finish == "length" and settings.truncated == "drop":
+        return "truncated_dropped"
+    return None
+
+
+def binary(judged: Sequence[Judged], settings: CreditSettings) -> dict[str, Credit]:
+    """The verdict: against its group's mean, along the session (GAE), or as it stands."""
+    known = [one for one in judged if one.turn.verdict is not None]
+    grouped = _groups(known)
+    alone = [one for one in known if one.group is None or one.group not in grouped]
+    worth: dict[str, tuple[float, float | None]] = {}
+    for members in grouped.values():
+        worth |= {name: (value, None) for name, value in _normalised(members, settings).items()}
+    if settings.advantage == "gae":
+        worth |= _gae(alone, {one.turn.id: one.turn.parent for one in judged}, settings)
+    else:
+        worth |= {one.turn.id: (_reward(one), None) for one in alone}
+    out = {}
+    for one in known:
+        advantage, target = worth[one.turn.id]
+        if one.turn.finish == "length" and settings.truncated == "no_praise":
+            advantage = min(advantage, 0.0)
+        size = len(one.turn.sampled_ids)
+        out[one.turn.id] = Credit(
+            advantages=(advantage,) * size,
+            distill_weights=(0.0,) * size,
+            value=one.value if target is not None else None,
+            target=target,
+        )
+    return out
+
+
+def opd(judged: Sequence[Judged], settings: CreditSettings) -> dict[str, Credit]:
+    """The hinted teacher against the policy, where there is a hint and a teacher for it.
+
+    The verdict plays no part: a reply that needed a hint is never reinforced as it stands.
+    """
+    hinted = [one for one in judged if one.turn.hint is not None]
+    if settings.opd == "full":
+        return {
+            one.turn.id: Credit(
+                advantages=(0.0,) * len(one.turn.sampled_ids),
+                distill_weights=(1.0,) * len(one.turn.sampled_ids),
+            )
+            for one in hinted
+            if one.hinted_ids is not None
+        }
+    return {
+        one.turn.id: Credit(
+            advantages=_gap(one.turn, one.teacher_logprobs, settings.opd_clip),
+            distill_weights=(0.0,) * len(one.turn.sampled_ids),
+        )
+        for one in hinted
+        if one.teacher_logprobs is not None
+    }
+
+
+def combine(judged: Sequence[Judged], settings: CreditSettings) -> dict[str, Credit]:
+    """opd_weight x opd + binary_weight x binary; a turn that has one of them has that one."""
+    parts = (
+        (settings.opd_weight, opd(judged, settings)),
+        (settings.binary_weight, binary(judged, settings)),
+    )
+    out: dict[str, Credit] = {}
+    for weight, credits in parts:
+        for name, one in credits.items():
+            scaled = _scaled(one, weight)
+            out[name] = _added(out[name], scaled) if name in out else scaled
+    return out
+
+
+METHODS: dict[str, Method] = {"binary": binary, "opd": opd, "combine": combine}
+
+
+def _reward(one: Judged) -> float:
+    assert one.turn.verdict is not None
+    return float(one.turn.verdict.score)
+
+
+def _gap(turn: Turn, teacher: Sequence[float], clip: float) -> tuple[float, ...]:
+    if len(teacher) != len(turn.logprobs):
+        raise ValueError(
+            f"turn {turn.id}: the teacher gave {len(teacher)} log-probs for "
+            f"{len(turn.logprobs)} sampled tokens; they are never padded or cut"
+        )
+    gaps = (ours - theirs for ours, theirs in zip(teacher, turn.logprobs, strict=True))
+    return tuple(max(-clip, min(clip, gap)) for gap in gaps)
+
+
+def _groups(known: Sequence[Judged]) -> dict[str, list[Judged]]:
+    """Groups of at least two; one turn alone has nothing to be compared with."""
+    groups: defaultdict[str, list[Judged]] = defaultdict(list)
+    for one in known:
+        if one.group is not None and one.turn.verdict is not None:
+            groups[one.group].append(one)
+    return {name: members for name, members in groups.items() if len(members) > 1}
+
+
+def flat_groups(judged: Sequence[Judged]) -> list[str]:
+    """Groups whose members all fared alike, from which nothing is learned."""
+    groups = _groups(judged)
+    return [name for name, members in groups.items() if len({_reward(one) for one in members}) == 1]
+
+
+def _normalised(members: Sequence[Judged], settings: CreditSettings) -> dict[str, float]:
+    rewards = [_reward(one) for one in members]
+    mean, spread = statistics.fmean(rewards), statistics.pstdev(rewards)
+    scale = spread if settings.group_scale == "std" and spread else 1.0
+    return {one.turn.id: (_reward(one) - mean) / scale for one in members}
+
+
+def _gae(
+    known: Sequence[Judged], parents: Mapping[str, str | None], settings: CreditSettings
+) -> dict[str, tuple[float, float | None]]:
+    """Turn id to (advantage, value target); the target is None without value estimates.
+
+    A session is a tree: where a turn has several successors (retries), it is followed by their
+    mean. A turn without a verdict is passed over, as if its successors followed its parent.
+    """
+    by_id = {one.turn.id: one for one in known}
+    missing = [one.turn.id for one in known if one.value is None]
+    if missing and len(missing) != len(known):
+        raise ValueError(
+            f"turn {missing[0]} has no value estimate but others have one; give all or none"
+        )
+    lines = {name: _line(name, parents, by_id) for name in by_id}
+    after: defaultdict[str, list[str]] = defaultdict(list)
+    for name, line in lines.items():
+        after[line[0] if line else ""].append(name)
+    gains: dict[str, float] = {}
+    # Deepest first: what follows a turn is known when the turn's own advantage is wanted.
+    for name in sorted(by_id, key=lambda name: len(lines[name]), reverse=True):
+        value, later = by_id[name].value or 0.0, after[name]
+        next_value = statistics.fmean(by_id[n].value or 0.0 for n in later) if later else 0.0
+        next_gain = statistics.fmean(gains[n] for n in later) if later else 0.0
+        delta = _reward(by_id[name]) + settings.gamma * next_value - value
+        gains[name] = delta + settings.gamma * settings.gae_lambda * next_gain
+    return {
+        name: (gain, None if (estimate := by_id[name].value) is None else gain + estimate)
+        for name, gain in gains.items()
+    }
+
+
+def _line(name: str, parents: Mapping[str, str | None], known: Mapping[str, Judged]) -> list[str]:
+    """The judged turns that came before one, nearest first."""
+    out = []
+    at = parents[name]
+    while at is not None and at in parents:
+        if at in known:
+            out.append(at)
+        at = parents[at]
+    return out
+
+
+def _scaled(one: Credit, weight: float) -> Credit:
+    return Credit(
+        advantages=tuple(weight * value for value in one.advantages),
+        distill_weights=tuple(weight * value for value in one.distill_weights),
+        value=one.value,
+        target=one.target,
+    )
+
+
+def _added(one: Credit, other: Credit) -> Credit:
+    return Credit(
+        advantages=tuple(a + b for a, b in zip(one.advantages, other.advantages, strict=True)),
+        distill_weights=tuple(
+            a + b for a, b in zip(one.distill_weights, other.distill_weights, strict=True)
+        ),
+        value=one.value if one.value is not None else other.value,
+        target=one.target if one.target is not None else other.target,
+    )
