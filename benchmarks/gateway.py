@@ -124,6 +124,7 @@ def litellm(home: Path, args: argparse.Namespace) -> dict[str, float]:
     )
     beside = Path(args.litellm_python).parent / "litellm"
     quiet = {**os.environ, "LITELLM_LOG": "ERROR", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    quiet["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"
     command = [str(beside), "--config", str(config), "--port", str(proxy), "--host", "127.0.0.1"]
     with (
         _process([sys.executable, str(HERE / "upstream.py"), str(upstream)]),

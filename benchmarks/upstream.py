@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 
 REPLY = {
@@ -33,8 +34,11 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     try:
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
-            at = head.lower().index(b"content-length:") + 15
-            await reader.readexactly(int(head[at : head.index(b"\r\n", at)]))
+            length = re.search(rb"(?i)content-length: *(\d+)", head)
+            if length:
+                await reader.readexactly(int(length[1]))
+            elif b"chunked" in head.lower():
+                await reader.readuntil(b"0\r\n\r\n")
             writer.write(RESPONSE)
     except (asyncio.IncompleteReadError, ConnectionError):
         writer.close()
