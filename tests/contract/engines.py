@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import vllm_engine
 
 from instar.config import FakeEngine, TorchLocalEngine
 from instar.protocols import Engine
@@ -36,6 +37,8 @@ class Case:
     """Modules for the adapters of the tests."""
     tolerance: float | None
     """How far log-probs may be from a recomputation; None where they are made up."""
+    cache_block: int | None = 1
+    """Tokens that a prefix cache keeps or forgets together; None where hits are not reported."""
     marks: tuple[Any, ...] = ()
 
 
@@ -154,5 +157,21 @@ ENGINES: dict[str, Case] = {
         targets=("q_proj", "v_proj", "down_proj"),
         tolerance=1e-4,
         marks=(pytest.mark.model,),
+    ),
+    "vllm": Case(
+        build=embedded,
+        open=vllm_engine.open_started,
+        targets=("q_proj", "v_proj", "down_proj"),
+        tolerance=vllm_engine.TOLERANCE,
+        cache_block=vllm_engine.BLOCK,
+        marks=(pytest.mark.model, vllm_engine.needed),
+    ),
+    "vllm-url": Case(
+        build=embedded,
+        open=vllm_engine.open_by_url,
+        targets=("q_proj", "v_proj", "down_proj"),
+        tolerance=vllm_engine.TOLERANCE,
+        cache_block=None,
+        marks=(pytest.mark.model, vllm_engine.needed),
     ),
 }

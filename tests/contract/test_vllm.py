@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import secrets
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 import pytest_asyncio
@@ -24,17 +20,17 @@ import recomputed
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from vllm_engine import PYTHON, SKIP, vllm_config
+from vllm_engine import needed, served, vllm_config
 
 from instar.backends.embedded import embedded_model
 from instar.backends.vllm import VersionedEngine, open_engine
-from instar.backends.vllm_plugin import SWITCH
 from instar.config import VllmEngine
 from instar.errors import EngineError
 from instar.types import Piece, Request, Sampling
 
 pytestmark = [
-    pytest.mark.skipif(PYTHON is None, reason=SKIP),
+    needed,
+    pytest.mark.model,
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -48,8 +44,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def model() -> Path:
-    named = os.environ.get("INSTAR_TEST_MODEL")
-    return Path(named) if named else embedded_model(Path.home() / ".instar")
+    return embedded_model(Path.home() / ".instar")
 
 
 @pytest.fixture(scope="module")
@@ -138,40 +133,20 @@ async def whole(engine: VersionedEngine, *, version: str | None = None) -> list[
     return [piece async for piece in engine.generate(request)]
 
 
-async def test_a_killed_server_is_started_again_with_its_versions(
-    engine: VersionedEngine, adapter: Path
-) -> None:
-    await engine.load("kept", adapter)
-    await engine.activate("kept")
-    before = await whole(engine)
-    long = Request(id="long", prompt_ids=[5] * 20, sampling=Sampling(max_tokens=400))
-    async with aclosing(engine.generate(long)) as pieces:
-        await anext(pieces)
-        server = server_of(os.getpid())
-        family = [server, *server.children(recursive=True)]
-        server.kill()
-        with pytest.raises(EngineError, match="died"):
-            async for _ in pieces:
-                pass
-    after = await whole(engine)
-    assert [p.ids for p in after] == [p.ids for p in before]
-    assert {p.version for p in after} == {"kept"}
-    assert not any(process.is_running() for process in family)
-    await engine.activate("base")
-    await engine.drop("kept")
-
-
 async def test_a_killed_core_is_a_dead_server(engine: VersionedEngine) -> None:
     server = server_of(os.getpid())
     long = Request(id="long", prompt_ids=[5] * 20, sampling=Sampling(max_tokens=400))
     async with aclosing(engine.generate(long)) as pieces:
         await anext(pieces)
-        for child in server.children(recursive=True):
-            child.kill()
+        family = server.children(recursive=True)
+        assert family
+        for process in family:
+            process.kill()
         with pytest.raises(EngineError, match="died"):
             async for _ in pieces:
                 pass
     assert (await whole(engine))[-1].finish == "length"
+    assert not any(process.is_running() for process in (server, *family))
 
 
 ORPHAN = """
@@ -215,46 +190,8 @@ async def test_a_server_that_cannot_start_says_why(model: Path) -> None:
             pass
 
 
-@contextmanager
-def served(model: Path, log: Path, *, switch: str) -> Iterator[VllmEngine]:
-    """`vllm serve` as somebody else would start it, and the config that finds it."""
-    config = vllm_config()
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    key = secrets.token_hex(8)
-    root = Path(__file__).parents[2] / "src"
-    env = {**os.environ, **config.env, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", SWITCH: switch}
-    env |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
-    env["PYTHONPATH"] = f"{root}:{env.get('PYTHONPATH', '')}".rstrip(":")
-    command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    command += ["--port", str(port), "--api-key", key, "--dtype", config.dtype, *config.args]
-    command += ["--max-model-len", "512", "--enable-lora", "--max-lora-rank", "16"]
-    command += ["--gpu-memory-utilization", "0.2", "--max-num-seqs", "32"]
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, env=env, stdout=out, stderr=out, start_new_session=True)
-    try:
-        wait_for(f"http://127.0.0.1:{port}/health", process, log)
-        yield VllmEngine(url=f"http://:{key}@127.0.0.1:{port}")
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(30)
-
-
-def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    while process.poll() is None:
-        try:
-            if httpx.get(url).status_code == 200:
-                return
-        except httpx.HTTPError:
-            time.sleep(0.5)
-    raise AssertionError(log.read_text()[-3000:])
-
-
-async def test_a_foreign_server_by_url(
-    model: Path, tokenizer: Tokenizer, adapter: Path, tmp_path: Path
-) -> None:
-    with served(model, tmp_path / "log", switch="0") as config:
+async def test_a_foreign_server_by_url(model: Path, tokenizer: Tokenizer, adapter: Path) -> None:
+    async with served(model, plugin="0") as config:
         async with open_engine(config, model=model, name="test") as engine:
             assert engine.info.context == 512
             assert not engine.info.logprobs_scaled

@@ -3,7 +3,7 @@
 A plain script for a GPU machine without a network (see pack.sh and unpack.sh):
 
     export PYTHONPATH=$PWD/src:$HOME/site
-    python3 tests/gpu/vllm_h200.py --home $HOME/.instar --out results.json
+    python3 tests/gpu/vllm_h200.py --out results.json
 
 It unpacks the embedded model, runs tests/contract for vLLM in float32, then compares
 log-probs for each dtype. A part that fails is reported, and the rest still runs.
@@ -35,11 +35,15 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 )
 
 
-def contract(model: Path, dtype: str, more: list[str]) -> dict[str, Any]:
+TOLERANCES = {"float32": 0.02, "bfloat16": 0.5}
+"""Of single log-probs; a GPU adds in another order than the CPU that recomputes them."""
+
+
+def contract(dtype: str, more: list[str]) -> dict[str, Any]:
     """The contract tests; the last lines tell what failed."""
-    env = {**os.environ, "INSTAR_TEST_VLLM_PYTHON": sys.executable, "INSTAR_TEST_MODEL": str(model)}
-    env |= {"INSTAR_TEST_VLLM_DTYPE": dtype, "PYTHONUNBUFFERED": "1"}
-    env.setdefault("INSTAR_TEST_VLLM_ARGS", "--enforce-eager")
+    env = {**os.environ, "INSTAR_TEST_VLLM_PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"}
+    env["INSTAR_TEST_VLLM_DTYPE"] = dtype
+    env["INSTAR_TEST_VLLM_TOLERANCE"] = str(TOLERANCES[dtype])
     command = [sys.executable, "-m", "pytest", str(ROOT / "tests" / "contract"), "-k", "vllm"]
     done = subprocess.run(
         [*command, "--tb=short", "-rfEs", "-p", "no:cacheprovider", *more],
@@ -103,8 +107,6 @@ def attempt(what: Callable[[], Any]) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--home", type=Path, default=Path.home() / ".instar")
-    parser.add_argument("--model", type=Path, help="a folder; by default the embedded model")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--parts", default="logprobs,contract")
     parser.add_argument("--out", type=Path, help="also write the JSON here, after each part")
@@ -113,7 +115,7 @@ def main() -> None:
 
     from instar.backends.embedded import embedded_model
 
-    model = options.model or embedded_model(options.home)
+    model = embedded_model(Path.home() / ".instar")
     results: dict[str, Any] = {"versions": attempt(versions)}
 
     def note(name: str, found: Any) -> None:
@@ -128,7 +130,7 @@ def main() -> None:
             note(f"logprobs {dtype}", attempt(lambda dtype=dtype: logprobs(model, dtype)))
     if "contract" in options.parts:
         first = dtypes[0]
-        note(f"contract {first}", attempt(lambda: contract(model, first, options.pytest)))
+        note(f"contract {first}", attempt(lambda: contract(first, options.pytest)))
     print(json.dumps(results, indent=1))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from instar.backends import wire
-from instar.backends.vllm_server import Abort, Ask, Done, Drop, Load, Part, Ready, Step
+from instar.backends.vllm_server import REFUSED, Abort, Ask, Done, Drop, Load, Part, Ready, Step
 
 SCRIPT = os.environ.get("SCRIPT", "")
 NOTES = Path(os.environ["NOTES"])
@@ -33,7 +33,8 @@ async def reply(channel: wire.Channel, ask: Ask) -> None:
         await asyncio.sleep(0.05)
         os.kill(os.getpid(), signal.SIGKILL)
     if ask.prompt_ids[0] == 13:
-        channel.send(Step([Part(id=ask.id, ids=[], logprobs=[], error="token 13 is unlucky")]))
+        bad = Part(id=ask.id, ids=[], logprobs=[], finish=REFUSED, error="token 13 is unlucky")
+        channel.send(Step([bad]))
         return
     scale = 1.0 if SCRIPT == "unscaled" else (ask.temperature or 1.0)
     number = 0

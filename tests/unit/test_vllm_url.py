@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models
 
 from instar.backends.vllm import VersionedEngine, open_engine
@@ -91,8 +92,8 @@ def server() -> FakeServer:
 def model(tmp_path: Path) -> Path:
     vocabulary = {chr(i): i for i in range(200)}
     Tokenizer(models.WordLevel(vocabulary, unk_token=chr(0))).save(str(tmp_path / "tokenizer.json"))
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        (tmp_path / name).write_text("{}")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    save_file({}, tmp_path / "adapter_model.safetensors")
     return tmp_path
 
 

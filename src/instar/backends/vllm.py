@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
 from instar.backends.vllm_http import Http
@@ -50,8 +51,10 @@ async def open_engine(
     """Start a server, or find the one at `config.url`, and check what it reports."""
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     link: Link
+    kind = VersionedEngine
     if config.url is None:
         link = await Process.open(config, model=model)
+        kind = StartedEngine
     else:
         link = await Http.open(config, model=model, name=name)
     try:
@@ -68,7 +71,7 @@ async def open_engine(
             device=link.ready.device,
             logprobs_scaled=scaled,
         )
-        yield VersionedEngine(config, link=link, tokenizer=tokenizer, info=info)
+        yield kind(config, link=link, tokenizer=tokenizer, info=info)
     finally:
         await link.close()
 
@@ -81,6 +84,7 @@ class _Adapter:
     """vLLM's number for it; 0 is the base."""
     name: str = ""
     """Unique over all loads, since vLLM keys its prefix cache by it."""
+    folder: Path | None = None
     users: int = 0
 
 
@@ -133,16 +137,18 @@ class VersionedEngine:
     async def load(self, version: str, folder: Path) -> None:
         folder = await asyncio.to_thread(_checked, version, folder)
         async with self._changing:
-            if version in self._adapters:
-                raise RequestError(f"version {version} is loaded already; drop it first")
-            if len(self._adapters) > self._config.max_versions:
-                have = ", ".join(self._adapters)
-                raise EngineError(
-                    f"version {version} would be one more than engine.max_versions = "
-                    f"{self._config.max_versions}; loaded are {have}. Drop one first."
+            known = self._adapters.get(version)
+            if known is not None and known.folder == folder:
+                return
+            if known is not None:
+                raise RequestError(
+                    f"version {version} is loaded already, from {known.folder or 'the model'}; "
+                    "load other weights under another name",
+                    status=409,
                 )
+            self._check_room()
             number = next(self._numbers)
-            adapter = _Adapter(number=number, name=f"{version}#{number}")
+            adapter = _Adapter(number=number, name=f"{version}#{number}", folder=folder)
             await self._link.load(number, name=adapter.name, folder=folder)
             self._adapters[version] = adapter
             self._info = replace(self._info, versions=tuple(self._adapters))
@@ -155,12 +161,22 @@ class VersionedEngine:
         adapter = self._find(version)
         if version in (self._info.live, BASE_VERSION):
             why = "live" if version == self._info.live else "the base of all others"
-            raise RequestError(f"version {version} is {why}; it cannot be dropped")
+            raise RequestError(f"version {version} is {why}; it cannot be dropped", status=409)
         del self._adapters[version]
         self._info = replace(self._info, versions=tuple(self._adapters))
         async with self._idle:
             await self._idle.wait_for(lambda: not adapter.users)
         await self._link.drop(adapter.number, name=adapter.name)
+
+    def _check_room(self) -> None:
+        adapters = [version for version in self._adapters if version != BASE_VERSION]
+        if len(adapters) >= self._config.max_versions:
+            idle = ", ".join(version for version in adapters if version != self._info.live)
+            raise RequestError(
+                f"{len(adapters)} versions are loaded, which is all that engine.max_versions "
+                f"allows; drop one of {idle or 'them'} first",
+                status=409,
+            )
 
     def _find(self, version: str) -> _Adapter:
         if (adapter := self._adapters.get(version)) is None:
@@ -198,6 +214,16 @@ class VersionedEngine:
             # A stop string is found in what has come so far.
             whole=not request.stream and not any(sampling.stop),
         )
+
+
+class StartedEngine(VersionedEngine):
+    """An Engine on a vLLM server of its own."""
+
+    @property
+    def pid(self) -> int:
+        """The server's process of now."""
+        assert isinstance(self._link, Process)
+        return self._link.pid
 
 
 class _Stops:
@@ -247,10 +273,16 @@ def _piece(part: Part, *, version: str, sampling: Sampling) -> Piece:
 
 
 def _checked(version: str, folder: Path) -> Path:
-    """The folder's full path; an adapter in PEFT's form must be in it."""
+    """The folder's full path; a whole adapter in PEFT's form must be in it."""
     for needed in ("adapter_config.json", "adapter_model.safetensors"):
         if not (folder / needed).is_file():
             raise ModelError(f"version {version}: {folder} has no {needed}")
+    weights = folder / "adapter_model.safetensors"
+    try:
+        with safe_open(weights, framework="numpy") as file:
+            file.keys()
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"version {version}: {weights} is damaged: {error}") from error
     return folder.resolve()
 
 

@@ -18,7 +18,17 @@ import msgspec
 
 import instar
 from instar.backends import vllm_plugin, wire
-from instar.backends.vllm_server import Abort, Ask, Done, Drop, Load, Part, Ready, Step
+from instar.backends.vllm_server import (
+    REFUSED,
+    Abort,
+    Ask,
+    Done,
+    Drop,
+    Load,
+    Part,
+    Ready,
+    Step,
+)
 from instar.config import VllmEngine
 from instar.errors import EngineError, ModelError, RequestError
 
@@ -76,7 +86,7 @@ class Process:
         folder = Path(tempfile.mkdtemp(prefix="instar-vllm-"))
         link = cls(config, model=model, folder=folder)
         try:
-            _write_site(folder / "site")
+            write_site(folder / "site")
             listening = await link._start()
             link._watcher = asyncio.create_task(link._watch(listening))
         except BaseException:
@@ -94,6 +104,10 @@ class Process:
         self._lose("instar is stopping")
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
+    @property
+    def pid(self) -> int:
+        return self._child.process.pid if self._child is not None else 0
+
     async def ask(self, ask: Ask) -> AsyncGenerator[Part]:
         """Parts of a reply; closing the iterator aborts it."""
         channel = await asyncio.shield(self._serving)
@@ -107,8 +121,10 @@ class Process:
                 if not parts:
                     raise EngineError(f"The vLLM server died during a reply. {self._failure}")
                 for part in parts:
-                    if part.error is not None:
+                    if part.error is not None and part.finish == REFUSED:
                         raise RequestError(f"vLLM refused the request: {part.error}")
+                    if part.error is not None:
+                        raise EngineError(f"vLLM failed: {part.error}")
                     finished = part.finish is not None
                     yield part
         finally:
@@ -243,7 +259,7 @@ async def _first(*things: asyncio.Future[Any]) -> None:
     await asyncio.wait(things, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _write_site(site: Path) -> None:
+def write_site(site: Path) -> None:
     """A folder for PYTHONPATH with instar and its vLLM plugin, and nothing else of ours.
 
     The server's Python may be another one: it must find this very instar, installed there or

@@ -33,6 +33,10 @@ HOLD_FROM = 16
 """Up to this many replies nothing waits."""
 
 
+REFUSED = "refused"
+"""The finish of a part whose error is the request's fault."""
+
+
 class Ask(msgspec.Struct, array_like=True, tag=True, frozen=True, kw_only=True, gc=False):
     """Draw a reply."""
 
@@ -192,9 +196,12 @@ class Server:
                 self._tasks,
                 lora_request=self._loras[ask.lora] if ask.lora else None,
             )
-        except (ValueError, KeyError) as error:
-            refusal = Part(id=ask.id, ids=[], logprobs=[], error=f"{error}")
-            self._channel.send(Step([refusal]))
+        except Exception as error:
+            # By name: newer versions have VLLMClientError, older ones raise ValueError.
+            names = {kind.__name__ for kind in type(error).__mro__}
+            finish = REFUSED if names & {"ValueError", "VLLMClientError"} else "error"
+            failed = Part(id=ask.id, ids=[], logprobs=[], finish=finish, error=repr(error))
+            self._channel.send(Step([failed]))
             return
         self._replies[name] = _Reply(ask)
         await self._llm.engine_core.add_request_async(request)
