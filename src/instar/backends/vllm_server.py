@@ -13,6 +13,7 @@ import contextlib
 import signal
 import sys
 import time
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -107,9 +108,19 @@ def main(argv: list[str]) -> None:
     # Before the event loop runs, so that AsyncLLM does not start its own reader of outputs.
     llm = _engine(argv)
     try:
-        asyncio.run(_serve(llm, sock))
+        _run(_serve(llm, sock))
     finally:
         llm.shutdown()
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(work)
+    else:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(work)
 
 
 def _engine(argv: list[str]) -> AsyncLLM:
