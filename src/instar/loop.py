@@ -26,7 +26,7 @@ import uvicorn
 
 from instar.backends import open_engine
 from instar.batch.render import ChatRenderer
-from instar.config import Config, check_bind, is_loopback
+from instar.config import Config, check_bind, is_loopback, secret
 from instar.errors import ConfigError, StoreError
 from instar.gateway.app import Deps, create_app
 from instar.gateway.auth import Access
@@ -142,7 +142,8 @@ async def open_system(
             )
         )
         keys = Keys(store)
-        check_bind(config.gateway.host, bool(await keys.keys()))
+        valid = [key for key in await keys.keys() if key.revoked is None]
+        check_bind(config.gateway.host, bool(valid or secret("INSTAR_API_KEY")))
         folder = await asyncio.to_thread(model_folder, config, home, say)
         renderer = _renderer(config, folder)
         say(f"starting the engine ({config.engine.type})")
@@ -221,7 +222,11 @@ def _assemble(
         name=config.model.name,
         server=server,
         renderer=renderer,
-        access=Access(keys.owner_of, key_required=not is_loopback(config.gateway.host)),
+        access=Access(
+            keys.owner_of,
+            key_required=not is_loopback(config.gateway.host),
+            local_key=secret("INSTAR_API_KEY"),
+        ),
         metrics=metrics,
         ready=lambda: _not_ready(engine),
         close_session=close_session,

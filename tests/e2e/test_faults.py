@@ -224,8 +224,9 @@ async def test_an_unknown_model(system: Gate) -> None:
     ],
 )
 async def test_wrong_paths_and_methods(system: Gate, method: str, path: str, status: int) -> None:
-    error = problem(await system.http.request(method, path), status)
-    assert method in error["message"]
+    answer = await system.http.request(method, path)
+    assert method in problem(answer, status)["message"]
+    assert ("allow" in answer.headers) is (status == 405)
 
 
 async def test_a_prompt_longer_than_the_context(tmp_path: Path) -> None:
@@ -600,6 +601,35 @@ async def test_a_stop_lets_replies_end(served: Callable[..., Served]) -> None:
     assert await stopping == 0
     (turn,) = await one.export()
     assert (turn["finish"], decoded(turn["sampled_ids"])) == ("stop", "to the end" + END)
+
+
+async def test_a_stop_cuts_replies_that_take_too_long(tmp_path: Path) -> None:
+    async def ask(address: str, begun: asyncio.Event) -> None:
+        request = body("x", stream=True, session_id="s")
+        async with (
+            httpx.AsyncClient(timeout=30) as http,
+            http.stream("POST", f"{address}/chat/completions", json=request) as answer,
+        ):
+            async for _ in events(answer.aiter_lines()):
+                begun.set()
+
+    begun = asyncio.Event()
+    settings = {"engine__delay_ms": 100, "gateway__drain_s": 0.1}
+    async with listening(tmp_path, [{"text": "word " * 500}], **settings) as address:
+        client = asyncio.ensure_future(ask(address, begun))
+        await begun.wait()
+    with pytest.raises(httpx.TransportError):
+        await client
+    (turn,) = await Served(tmp_path, []).export()
+    assert turn["finish"] == "cancelled" and turn["sampled_ids"]
+
+
+async def test_a_key_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INSTAR_API_KEY", "sesame")
+    async with gate(tmp_path, gateway__host="0.0.0.0") as opened:
+        problem(await opened.post(body("x"), authorization="Bearer other"), 401)
+        await opened.say("x", headers={"Authorization": "Bearer sesame"})
+        assert len(await opened.all_turns("local")) == 1
 
 
 async def test_others_are_served_only_with_a_key(served: Callable[..., Served]) -> None:

@@ -183,7 +183,9 @@ def _add_errors(app: FastAPI, deps: Deps) -> None:
         problem = RequestError(
             f"{request.method} {request.url.path[:200]}: {error.detail}", status=error.status_code
         )
-        return error_response(problem, chat.error_body)
+        response = error_response(problem, chat.error_body)
+        response.headers.update(error.headers or {})
+        return response
 
     @app.exception_handler(Exception)
     async def crashed(request: Request, error: Exception) -> Response:
