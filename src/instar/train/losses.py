@@ -1,0 +1,182 @@
+"""The losses, over trained tokens only and without ever holding all their logits.
+
+Comes in: hidden states before each trained token and the streams of a Sample. Goes out: one
+number a token; `step.py` weighs and adds them. Logits exist for one chunk of tokens at a time,
+in the forward and again in the backward pass.
+
+M trained tokens, C of a chunk, D features, V vocabulary, P turns with a value estimate.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+Head = Callable[[Tensor], Tensor]
+"""Hidden states [C, D] to logits [C, V]."""
+
+CHUNK_LOGITS = 1 << 25
+"""Logits in a chunk: 128 MiB of float32."""
+_MAX_LOG_RATIO = 20.0
+
+
+def chunk_size(vocab: int) -> int:
+    return max(16, CHUNK_LOGITS // vocab)
+
+
+def logprobs(
+    head: Head, hidden_MD: Tensor, *, targets_M: Tensor, temperatures_M: Tensor, chunk: int
+) -> Tensor:
+    """The log-prob of each target at its temperature."""
+
+    def score(hidden_CD: Tensor, targets_C: Tensor, temperatures_C: Tensor) -> Tensor:
+        logits_CV = head(hidden_CD).float() / temperatures_C[:, None]
+        return logits_CV.gather(1, targets_C[:, None])[:, 0] - logits_CV.logsumexp(1)
+
+    return _in_chunks(score, chunk, hidden_MD, targets_M, temperatures_M)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Teacher:
+    """What the student is drawn to: the frozen base, which has read a hint."""
+
+    head: Head
+    hinted_MD: Tensor
+    plain_MD: Tensor | None = None
+    """The base without the hint; needed where `guidance` is not 0."""
+    guidance: float = 0.0
+    """Logits are hinted + guidance x (hinted - plain): above 0 the hint counts for more."""
+    temperature: float = 1.0
+    """In units of the student's own: 1 compares the two at the same temperature."""
+
+    def logits(self, hinted_CD: Tensor, plain_CD: Tensor | None) -> Tensor:
+        hinted_CV = self.head(hinted_CD).float()
+        if plain_CD is None or not self.guidance:
+            return hinted_CV
+        return hinted_CV + self.guidance * (hinted_CV - self.head(plain_CD).float())
+
+
+def reverse_kl(
+    head: Head,
+    hidden_MD: Tensor,
+    *,
+    teacher: Teacher,
+    temperatures_M: Tensor,
+    chunk: int,
+    top_k: int = 0,
+) -> Tensor:
+    """KL(student || teacher) at each token, over all of the vocabulary or the student's top K.
+
+    With `top_k`, everything outside the K likeliest tokens is one more outcome.
+    """
+
+    def divergence(
+        hidden_CD: Tensor, temperatures_C: Tensor, hinted_CD: Tensor, plain_CD: Tensor | None
+    ) -> Tensor:
+        scale_C1 = temperatures_C[:, None]
+        ours_CV = (head(hidden_CD).float() / scale_C1).log_softmax(1)
+        with torch.no_grad():
+            logits_CV = teacher.logits(hinted_CD, plain_CD)
+            theirs_CV = (logits_CV / (scale_C1 * teacher.temperature)).log_softmax(1)
+        if 0 < top_k < ours_CV.shape[1]:
+            ours_CV, theirs_CV = _top(ours_CV, theirs_CV, top_k)
+        return (ours_CV.exp() * (ours_CV - theirs_CV)).sum(1)
+
+    plain_MD = teacher.plain_MD if teacher.guidance else None
+    return _in_chunks(divergence, chunk, hidden_MD, temperatures_M, teacher.hinted_MD, plain_MD)
+
+
+def _top(ours_CV: Tensor, theirs_CV: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The student's K likeliest tokens and, as one more, all the others."""
+    top_CK = ours_CV.detach().topk(k, 1).indices
+    return _with_tail(ours_CV.gather(1, top_CK)), _with_tail(theirs_CV.gather(1, top_CK))
+
+
+def _with_tail(logprobs_CK: Tensor) -> Tensor:
+    total_C1 = logprobs_CK.logsumexp(1, keepdim=True).clamp(max=-1e-6)
+    return torch.cat((logprobs_CK, torch.log(-torch.expm1(total_C1))), 1)
+
+
+def clipped_kl(kl_M: Tensor, clip: float) -> Tensor:
+    """Tokens above the clip are scaled down to it: they weigh less but keep their direction."""
+    return kl_M * (clip / kl_M.detach().clamp(min=clip))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyTerms:
+    loss_M: Tensor
+    ratio_M: Tensor
+    clipped_M: Tensor
+    """Where the clip stopped the gradient."""
+
+
+def policy_loss(
+    logprobs_M: Tensor,
+    *,
+    recorded_M: Tensor,
+    advantages_M: Tensor,
+    clip_low: float,
+    clip_high: float,
+    ratio_cap: float,
+) -> PolicyTerms:
+    """PPO's clipped loss against the recorded log-probs, its importance weights truncated.
+
+    The ratio to what the token was really sampled with corrects for versions that have come
+    since. Above `ratio_cap` a token weighs `ratio_cap`, yet its gradient goes on.
+    """
+    log_ratio_M = (logprobs_M - recorded_M).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    ratio_M = log_ratio_M.exp()
+    truncated_M = ratio_M.detach().clamp(max=ratio_cap)
+    # Has the value of the truncated ratio and its gradient: truncated x the log-prob's.
+    weight_M = truncated_M * (logprobs_M - logprobs_M.detach()).exp()
+    bounded_M = ratio_M.detach().clamp(1 - clip_low, 1 + clip_high)
+    free_M, held_M = -weight_M * advantages_M, -bounded_M * advantages_M
+    return PolicyTerms(
+        # Not torch.maximum, which halves the gradient where the two are equal: all within the clip.
+        loss_M=torch.where(held_M > free_M, held_M, free_M),
+        ratio_M=ratio_M.detach(),
+        clipped_M=(held_M > free_M.detach()),
+    )
+
+
+def value_loss(values_P: Tensor, *, old_P: Tensor, returns_P: Tensor, clip: float | None) -> Tensor:
+    """Half the squared error; with `clip`, an estimate that moved further gains nothing by it."""
+    error_P = (values_P - returns_P) ** 2
+    if clip is not None:
+        held_P = old_P + (values_P - old_P).clamp(-clip, clip)
+        error_P = torch.maximum(error_P, (held_P - returns_P) ** 2)
+    return error_P / 2
+
+
+def token_weights(
+    turn_index: Sequence[int], *, turns: int, tokens: int, per: Literal["turn", "token"]
+) -> list[float]:
+    """Weights that make a sum over a batch of `turns` turns and `tokens` tokens a mean.
+
+    `turn`: the mean over turns of the mean over their tokens, so that a long reply counts as
+    much as a short one. `token`: the mean over tokens.
+    """
+    if per == "token":
+        return [1.0 / tokens] * len(turn_index)
+    sizes = Counter(turn_index)
+    return [1.0 / (sizes[turn] * turns) for turn in turn_index]
+
+
+def _in_chunks(score: Callable[..., Tensor], chunk: int, *streams: Tensor | None) -> Tensor:
+    """Apply a function to slices; each slice's logits are made again in the backward pass."""
+    first = streams[0]
+    assert first is not None
+    parts = []
+    for at in range(0, first.shape[0], chunk):
+        part = [None if one is None else one[at : at + chunk] for one in streams]
+        if torch.is_grad_enabled() and first.requires_grad:
+            parts.append(checkpoint(score, *part, use_reentrant=False))
+        else:
+            parts.append(score(*part))
+    return torch.cat(parts) if parts else first.new_zeros(0, dtype=torch.float32)

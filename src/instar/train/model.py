@@ -1,0 +1,198 @@
+"""The model that is trained: a base folder, loaded once, with a LoRA adapter or all its weights.
+
+It reads token trees and gives hidden states; the head that makes logits of them is applied by
+the losses, a chunk at a time. The base as it was before any training stays at hand as `frozen`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from instar.config import TrainingConfig
+from instar.errors import ModelError
+from instar.train import attention
+from instar.types import Tree
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """One set of weights to read trees with."""
+
+    body: Any
+    lm_head: Any
+    config: Any
+
+    def head(self, hidden_CD: Tensor) -> Tensor:
+        """Logits, with what a few model families do to them after the last product."""
+        logits_CV: Tensor = self.lm_head(hidden_CD)
+        if cap := getattr(self.config, "final_logit_softcapping", None):
+            logits_CV = torch.tanh(logits_CV / cap) * cap
+        if scaling := getattr(self.config, "logits_scaling", None):
+            logits_CV = logits_CV / scaling
+        if scale := getattr(self.config, "logit_scale", None):
+            logits_CV = logits_CV * scale
+        return logits_CV
+
+
+class Model:
+    """A causal LM with something to train in it."""
+
+    def __init__(
+        self, folder: Path, training: TrainingConfig, *, device: str, dtype: str, seed: int
+    ) -> None:
+        attention.register()
+        self.folder = folder
+        self.device = _device(device)
+        self.dtype = _dtype(dtype, self.device)
+        self._frozen_copy: Any = None
+        base = self._open()
+        self.peft: Any = _with_adapter(base, training, seed) if training.use_lora else None
+        self._base = base
+        if training.gradient_checkpointing:
+            base.gradient_checkpointing_enable({"use_reentrant": False})
+            base.config.use_cache = False
+        base.train()
+
+    @property
+    def policy(self) -> View:
+        return _view(self._base)
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self._base.get_input_embeddings().weight.shape[1])
+
+    @property
+    def vocab(self) -> int:
+        return int(self._base.get_input_embeddings().weight.shape[0])
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        root = self.peft if self.peft is not None else self._base
+        return {name: one for name, one in root.named_parameters() if one.requires_grad}
+
+    @contextmanager
+    def frozen(self) -> Iterator[View]:
+        """The base as it was loaded, without gradients and dropout."""
+        with torch.no_grad():
+            if self.peft is None:
+                # All weights change, so the base has to be loaded a second time.
+                self._frozen_copy = self._frozen_copy or self._open().eval()
+                yield _view(self._frozen_copy)
+                return
+            with self.reading() as view, self.peft.disable_adapter():
+                # The head may be used after this block ends, so it must be the plain one.
+                plain = getattr(view.lm_head, "base_layer", view.lm_head)
+                yield View(body=view.body, lm_head=plain, config=view.config)
+
+    @contextmanager
+    def reading(self) -> Iterator[View]:
+        """The trained weights, without gradients and dropout."""
+        self._base.eval()
+        try:
+            with torch.no_grad():
+                yield self.policy
+        finally:
+            self._base.train()
+
+    def hidden(self, view: View, tree: Tree) -> Tensor:
+        """The last hidden state of each token, [T, D]."""
+        layout = attention.layout_of(tree, device=self.device, dtype=self.dtype)
+        with self.precision():
+            out = view.body(
+                input_ids=torch.tensor([tree.ids], device=self.device),
+                position_ids=torch.tensor([tree.positions], device=self.device),
+                use_cache=False,
+                layout=layout,
+            )
+        hidden_TD: Tensor = out.last_hidden_state[0]
+        return hidden_TD
+
+    def precision(self) -> Any:
+        """Adapters are kept in float32 beside a bfloat16 base, and used in bfloat16."""
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.dtype)
+
+    def save(self, folder: Path) -> None:
+        """PEFT's folder form of the adapter, or the whole model where all of it is trained."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.peft is None:
+            self._base.save_pretrained(folder)
+            return
+        from peft import get_peft_model_state_dict
+        from safetensors.torch import save_file
+
+        config = self.peft.peft_config["default"]
+        inference, config.inference_mode = config.inference_mode, True
+        config.save_pretrained(str(folder))
+        config.inference_mode = inference
+        tensors = get_peft_model_state_dict(self.peft, save_embedding_layers=False)
+        plain = {name: one.detach().cpu().contiguous() for name, one in tensors.items()}
+        save_file(plain, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+
+    def load_adapter(self, folder: Path) -> None:
+        """Go on from an adapter that `save` wrote."""
+        if self.peft is None:
+            raise ModelError(f"{folder} holds an adapter, but all weights are trained here.")
+        from peft import get_peft_model_state_dict, set_peft_model_state_dict
+        from safetensors.torch import load_file
+
+        tensors = load_file(folder / WEIGHTS_FILE, device=str(self.device))
+        own = get_peft_model_state_dict(self.peft, save_embedding_layers=False)
+        if tensors.keys() != own.keys() or any(tensors[k].shape != own[k].shape for k in own):
+            raise ModelError(
+                f"The adapter in {folder} has other tensors than this training's. Expected the "
+                "same rank and target modules: lora_rank and lora_target_modules must not change."
+            )
+        set_peft_model_state_dict(self.peft, tensors)
+
+    def _open(self) -> Any:
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(
+            self.folder, dtype=self.dtype, attn_implementation=attention.NAME
+        )
+        return model.to(self.device)
+
+
+def _view(base: Any) -> View:
+    return View(body=base.get_decoder(), lm_head=base.get_output_embeddings(), config=base.config)
+
+
+def _with_adapter(base: Any, training: TrainingConfig, seed: int) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    targets: Any = list(training.lora_target_modules)
+    config = LoraConfig(
+        r=training.lora_rank,
+        lora_alpha=training.lora_alpha,
+        lora_dropout=training.lora_dropout,
+        target_modules="all-linear" if targets == ["all-linear"] else targets,
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return get_peft_model(base, config)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError(f"device {name!r} was asked for, but PyTorch finds no CUDA GPU here.")
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]

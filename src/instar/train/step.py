@@ -1,0 +1,321 @@
+"""One optimiser step from one Batch, on one machine with PyTorch.
+
+Comes in: samples (token trees with streams). Goes out: better weights and metrics. The trainer
+never learns which method gave the credit: it reads advantages and distillation weights.
+
+T tokens of a tree, M trained tokens, D features, P turns with a value estimate.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from instar.config import TrainingConfig
+from instar.errors import ModelError
+from instar.train import losses
+from instar.train.model import Model, View
+from instar.types import Batch, Sample, Segment, Tree
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSettings:
+    """How the loss is made, beyond what `TrainingConfig` says."""
+
+    ratio_cap: float = 2.0
+    """Largest importance weight of a token."""
+    normalise: Literal["turn", "token"] = "turn"
+    top_k: int = 0
+    """Distil over the student's K likeliest tokens and the rest as one; 0: all of them."""
+    kl_clip: float = 10.0
+    """Largest divergence of one token; what is above is scaled down to it."""
+    guidance: float = 0.0
+    """How much further than the hinted base the teacher goes, away from the base unhinted."""
+    value_head: bool = False
+    """Learn an estimate of how a session will go, for GAE."""
+    value_weight: float = 0.5
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+
+
+class TorchTrainer:
+    """Holds the model, the optimiser and nothing of where batches come from."""
+
+    def __init__(
+        self,
+        folder: Path,
+        training: TrainingConfig,
+        *,
+        settings: StepSettings | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        seed: int = 0,
+    ) -> None:
+        self.training, self.settings = training, settings or StepSettings()
+        self.model = Model(folder, training, device=device, dtype=dtype, seed=seed)
+        self.steps = 0
+        self._chunk = losses.chunk_size(self.model.vocab)
+        self._value: nn.Linear | None = None
+        if self.settings.value_head:
+            self._value = nn.Linear(self.model.hidden_size, 1).to(self.model.device)
+            nn.init.zeros_(self._value.weight)
+            nn.init.zeros_(self._value.bias)
+        self._parameters = self.model.trainable() | dict(self._value_parameters())
+        self._optimizer = torch.optim.AdamW(
+            list(self._parameters.values()),
+            lr=training.learning_rate,
+            betas=self.settings.betas,
+            weight_decay=self.settings.weight_decay,
+        )
+
+    def step(self, batch: Batch) -> dict[str, float]:
+        """One update; gives its metrics."""
+        if not batch.turns:
+            raise ValueError("the batch has no turn with credit; there is nothing to train on")
+        self._optimizer.zero_grad(set_to_none=True)
+        sums = self.accumulate(batch)
+        norm = float(
+            nn.utils.clip_grad_norm_(self._parameters.values(), self.training.clip_grad_norm)
+        )
+        rate = self._rate()
+        # One broken batch must not break the weights for good.
+        sound = bool(torch.isfinite(torch.tensor(norm)))
+        if sound:
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.steps += 1
+        return _metrics(batch, sums) | {"grad_norm": norm, "lr": rate, "skipped": 1.0 - sound}
+
+    def accumulate(self, batch: Batch) -> Counter[str]:
+        """Add the gradients of a batch to the parameters, one forward pass a sample."""
+        sums: Counter[str] = Counter()
+        turns, tokens = len(batch.turns), sum(len(sample.at) for sample in batch.samples)
+        for sample in batch.samples:
+            weights = losses.token_weights(
+                sample.turn_index, turns=turns, tokens=tokens, per=self.settings.normalise
+            )
+            loss, terms = self._loss(sample, weights, turns)
+            loss.backward()  # type: ignore[no-untyped-call]
+            sums.update({name: float(value) for name, value in terms.items()})
+        return sums
+
+    @torch.no_grad()
+    def logprobs(
+        self,
+        prompt_ids: Sequence[int],
+        sampled_ids: Sequence[int],
+        *,
+        temperature: float = 1.0,
+        weights: Literal["policy", "base"] = "policy",
+    ) -> tuple[float, ...]:
+        """Log-probs of sampled ids after a prompt, under the trained weights or the frozen base."""
+        ids, first = (*prompt_ids, *sampled_ids), len(prompt_ids)
+        tree = Tree(ids=ids, positions=tuple(range(len(ids))), segments=(Segment(0, len(ids), -1),))
+        with self.model.frozen() if weights == "base" else self.model.reading() as view:
+            found_M = losses.logprobs(
+                self._head(view),
+                self.model.hidden(view, tree)[first - 1 : -1],
+                targets_M=self._longs(sampled_ids),
+                temperatures_M=self._floats([temperature] * len(sampled_ids)),
+                chunk=self._chunk,
+            )
+        return tuple(found_M.tolist())
+
+    @torch.no_grad()
+    def value(self, prompt_ids: Sequence[int]) -> float:
+        """The value head's estimate at the end of a prompt."""
+        if self._value is None:
+            raise ModelError("this trainer has no value head; set StepSettings.value_head")
+        size = len(prompt_ids)
+        tree = Tree(
+            ids=tuple(prompt_ids), positions=tuple(range(size)), segments=(Segment(0, size, -1),)
+        )
+        with self.model.reading() as view:
+            return float(self._value(self.model.hidden(view, tree)[-1].float()))
+
+    def save_adapter(self, folder: Path) -> None:
+        """Write the adapter in PEFT's folder form; all weights where all are trained."""
+        self.model.save(folder)
+
+    def load_adapter(self, folder: Path) -> None:
+        """Go on from a saved adapter, with a fresh optimiser state."""
+        self.model.load_adapter(folder)
+
+    def state(self) -> dict[str, Any]:
+        """All that the next step depends on: weights, moments and random numbers belong together.
+
+        Tensors and plain values only, for `torch.save` and `torch.load(weights_only=True)`.
+        """
+        device = self.model.device
+        return {
+            "steps": self.steps,
+            "weights": {name: one.detach().cpu() for name, one in self._parameters.items()},
+            "optimizer": self._optimizer.state_dict(),
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on exactly where `state` was taken."""
+        if state["weights"].keys() != self._parameters.keys():
+            raise ModelError(
+                "The trainer's state is of other parameters than are trained now. Expected the "
+                "same model, lora_rank and lora_target_modules as when it was saved."
+            )
+        with torch.no_grad():
+            for name, value in state["weights"].items():
+                self._parameters[name].copy_(value)
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.steps = state["steps"]
+        torch.set_rng_state(state["rng"])
+        if state["cuda_rng"] is not None and self.model.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda_rng"], self.model.device)
+
+    def _loss(
+        self, sample: Sample, weights: Sequence[float], turns: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The sample's share of the batch's loss, and what its metrics are made of."""
+        view = self.model.policy
+        hidden_TD = self.model.hidden(view, sample.tree)
+        previous = sample.tree.previous()
+        before_M = self._longs([previous[at] for at in sample.at])
+        hidden_MD = hidden_TD[before_M]
+        weights_M = self._floats(weights)
+        policy, terms = self._policy_loss(sample, view, hidden_MD, weights_M)
+        distill, more = self._distill_loss(sample, view, hidden_MD, before_M, weights_M)
+        value = self._value_loss(sample, hidden_MD) / turns
+        loss = policy + distill + self.settings.value_weight * value
+        terms |= more | {"loss": loss.detach(), "value_loss": value.detach()}
+        return loss, terms
+
+    def _policy_loss(
+        self, sample: Sample, view: View, hidden_MD: Tensor, weights_M: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        logprobs_M = losses.logprobs(
+            self._head(view),
+            hidden_MD,
+            targets_M=self._longs([sample.tree.ids[at] for at in sample.at]),
+            temperatures_M=self._floats(sample.temperatures),
+            chunk=self._chunk,
+        )
+        found = losses.policy_loss(
+            logprobs_M,
+            recorded_M=self._floats(sample.logprobs),
+            advantages_M=self._floats(sample.advantages),
+            clip_low=self.training.ppo_clip_ratio,
+            clip_high=self.training.ppo_clip_ratio_high,
+            ratio_cap=self.settings.ratio_cap,
+        )
+        loss = (weights_M * found.loss_M).sum()
+        return loss, {
+            "policy_loss": loss.detach(),
+            "clip_sum": found.clipped_M.sum(),
+            "ratio_sum": found.ratio_M.sum(),
+            "kl_sum": (found.ratio_M - 1 - found.ratio_M.log()).sum(),
+        }
+
+    def _distill_loss(
+        self,
+        sample: Sample,
+        view: View,
+        hidden_MD: Tensor,
+        before_M: Tensor,
+        weights_M: Tensor,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        entries = [at for at, weight in enumerate(sample.distill_weights) if weight]
+        if not entries or sample.hinted is None:
+            zero = hidden_MD.new_zeros((), dtype=torch.float32)
+            return zero, {"distill_loss": zero, "distill_kl_sum": zero}
+        chosen_M = self._longs(entries)
+        kl_M = losses.reverse_kl(
+            self._head(view),
+            hidden_MD[chosen_M],
+            teacher=self._teacher(sample, entries, before_M[chosen_M]),
+            temperatures_M=self._floats(sample.temperatures)[chosen_M],
+            chunk=self._chunk,
+            top_k=self.settings.top_k,
+        )
+        wanted_M = weights_M[chosen_M] * self._floats(sample.distill_weights)[chosen_M]
+        loss = (wanted_M * losses.clipped_kl(kl_M, self.settings.kl_clip)).sum()
+        return loss, {"distill_loss": loss.detach(), "distill_kl_sum": kl_M.detach().sum()}
+
+    def _teacher(self, sample: Sample, entries: Sequence[int], before_M: Tensor) -> losses.Teacher:
+        """The frozen base before each distilled token, hinted and where wanted without the hint."""
+        assert sample.hinted is not None
+        previous = sample.hinted.previous()
+        hinted_M = self._longs([previous[sample.hinted_at[entry]] for entry in entries])
+        with self.model.frozen() as view:
+            return losses.Teacher(
+                head=self._head(view),
+                hinted_MD=self.model.hidden(view, sample.hinted)[hinted_M],
+                plain_MD=self.model.hidden(view, sample.tree)[before_M]
+                if self.settings.guidance
+                else None,
+                guidance=self.settings.guidance,
+                temperature=self.training.teacher_temperature,
+            )
+
+    def _value_loss(self, sample: Sample, hidden_MD: Tensor) -> Tensor:
+        """Summed over turns; estimates are made at the end of a turn's prompt."""
+        known = [at for at, target in enumerate(sample.returns) if target is not None]
+        if self._value is None or not known:
+            return hidden_MD.new_zeros((), dtype=torch.float32)
+        first = {turn: at for at, turn in reversed(list(enumerate(sample.turn_index)))}
+        # Detached: the estimate must not pull on what the model says.
+        hidden_PD = hidden_MD.detach()[[first[turn] for turn in known]].float()
+        return losses.value_loss(
+            self._value(hidden_PD)[:, 0],
+            old_P=self._floats([sample.values[turn] or 0.0 for turn in known]),
+            returns_P=self._floats([sample.returns[turn] or 0.0 for turn in known]),
+            clip=self.training.value_clip_ratio if self.training.value_clip else None,
+        ).sum()
+
+    def _head(self, view: View) -> losses.Head:
+        def logits(hidden_CD: Tensor) -> Tensor:
+            with self.model.precision():
+                return view.head(hidden_CD)
+
+        return logits
+
+    def _rate(self) -> float:
+        warmup = self.training.warmup_steps
+        return self.training.learning_rate * min(1.0, (self.steps + 1) / (warmup + 1))
+
+    def _value_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        if self._value is None:
+            return []
+        return [(f"value.{name}", one) for name, one in self._value.named_parameters()]
+
+    def _longs(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self.model.device)
+
+    def _floats(self, values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self.model.device)
+
+
+def _metrics(batch: Batch, sums: Counter[str]) -> dict[str, float]:
+    """What is shown of a step; sums over trained tokens become means."""
+    trained = sum(len(sample.at) for sample in batch.samples)
+    distilled = sum(bool(weight) for sample in batch.samples for weight in sample.distill_weights)
+    return {
+        **{name: sums[name] for name in ("loss", "policy_loss", "distill_loss", "value_loss")},
+        "kl": sums["kl_sum"] / trained,
+        "ratio": sums["ratio_sum"] / trained,
+        "clip_share": sums["clip_sum"] / trained,
+        "distill_kl": sums["distill_kl_sum"] / max(1, distilled),
+        "reward_mean": statistics.fmean(batch.rewards) if batch.rewards else float("nan"),
+        "reward_std": statistics.pstdev(batch.rewards) if batch.rewards else float("nan"),
+        "turns": float(len(batch.turns)),
+        "tokens": float(sum(len(sample.tree.ids) for sample in batch.samples)),
+        "trained_tokens": float(trained),
+        "stale": float(batch.counts.get("stale", 0)),
+    }
