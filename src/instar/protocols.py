@@ -7,6 +7,7 @@ file that satisfies one of these, and one line in a table.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -51,6 +52,22 @@ class Engine(Protocol):
 
     async def drop(self, version: str) -> None:
         """Forget a version once the replies that use it are done. The live one is refused."""
+        ...
+
+
+class Versions(Protocol):
+    """Which weights serve whom. Names are an owner's own: `base`, `v1`, `v2`, ..."""
+
+    def use(self, owner: str, name: str | None) -> AbstractAsyncContextManager[tuple[str, str]]:
+        """For one reply: the owner's name of a version, and the engine's.
+
+        None means the owner's live version as of now. It stays loaded while this is entered.
+        Raises RequestError (404) where the owner has no such version.
+        """
+        ...
+
+    def names(self, owner: str) -> list[str]:
+        """Versions that this owner may ask for and that are loaded now."""
         ...
 
 

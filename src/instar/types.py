@@ -24,6 +24,8 @@ Finish = Literal["stop", "length", "tool_calls", "cancelled"]
 
 FINISHES: tuple[Finish, ...] = get_args(Finish)
 
+VersionState = Literal["candidate", "live", "retired", "rejected"]
+
 BASE_VERSION = "base"
 """The version name of the model as it was before any training."""
 
@@ -343,9 +345,24 @@ class Version:
     """One published set of weights."""
 
     name: str
+    """`v1`, `v2`, ...: each owner counts their own, and no number comes twice."""
     owner: str
     parent: str
-    state: Literal["candidate", "live", "retired", "rejected"]
+    """The version it was trained from: one of the same owner, or `base`."""
+    state: VersionState
     folder: str
+    """Where its files are, below the folder of all versions."""
     turns: tuple[str, ...] = ()
+    """The turns that trained it directly; its ancestors have theirs."""
     metrics: dict[str, float] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    """The settings it was trained with."""
+    gate: dict[str, Any] | None = None
+    """The gate's report, once there is one."""
+    created: float = 0.0
+    tainted: bool = False
+    """A session that trained it, or one of its ancestors, was forgotten: it never goes live."""
+    kept: bool = False
+    """A person named it, so it is never pruned."""
+    pruned: bool = False
+    """Its files are gone; its lineage is not."""
