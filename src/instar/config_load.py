@@ -20,12 +20,11 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from instar.config import ENGINES, Config, Section
+from instar.config import UNIONS, Config, Section
 from instar.config_yaml import Marked, describe, plain, read_file, read_yaml
 from instar.errors import ConfigError
 
 DEFAULT = "default"
-_DEFAULT_ENGINE = "torch_local"
 _EXPECTED = {
     "int_parsing": "an integer",
     "int_type": "an integer",
@@ -56,8 +55,13 @@ class Key:
 
     path: str
     info: FieldInfo
-    engine: str | None = None
-    """The engine type that has this key; None outside `engine`."""
+    kind: str | None = None
+    """The `type` that has this key, in a section where a type chooses the keys; else None."""
+
+    @property
+    def union(self) -> str | None:
+        """The section whose type chooses whether there is this key."""
+        return self.path.rpartition(".")[0] if self.kind else None
 
     def takes(self, kind: type) -> bool:
         """Whether a value of this type fits as it is."""
@@ -92,7 +96,7 @@ class Resolved:
 @functools.cache
 def keys() -> tuple[Key, ...]:
     """Every setting there is, in the tree's order; an engine's key once for each engine."""
-    return tuple(_walk(Config, prefix="", engine=None))
+    return tuple(_walk(Config, prefix="", kind=None))
 
 
 @functools.cache
@@ -118,14 +122,14 @@ def load_config(
     for path, value in (flags or {}).items():
         if value is not None:
             given[path] = Given(value=value, source=f"--{path.rpartition('.')[2]}")
-    engine = _check_engine(given, problems)
+    chosen = {union: _check_type(union, given, problems) for union in UNIONS}
     config = _validate(given, problems)
     if problems or config is None:
         raise ConfigError(_listed(problems))
     sources = {
         key.path: given[key.path].source if key.path in given else DEFAULT
         for key in keys()
-        if key.engine in (None, engine)
+        if key.kind is None or key.kind == chosen[str(key.union)]
     }
     return Resolved(config=config, sources=sources)
 
@@ -148,16 +152,16 @@ def nearest(path: str) -> str | None:
     return next(iter(difflib.get_close_matches(path, known, n=1, cutoff=0.5)), None)
 
 
-def _walk(section: type[Section], *, prefix: str, engine: str | None) -> Iterator[Key]:
+def _walk(section: type[Section], *, prefix: str, kind: str | None) -> Iterator[Key]:
     for name, info in section.model_fields.items():
         path = f"{prefix}{name}"
-        if path == "engine":
-            for kind, inner in ENGINES.items():
-                yield from _walk(inner, prefix="engine.", engine=kind)
+        if path in UNIONS:
+            for option, inner in UNIONS[path].items():
+                yield from _walk(inner, prefix=f"{path}.", kind=option)
         elif isinstance(info.annotation, type) and issubclass(info.annotation, Section):
-            yield from _walk(info.annotation, prefix=f"{path}.", engine=engine)
+            yield from _walk(info.annotation, prefix=f"{path}.", kind=kind)
         else:
-            yield Key(path=path, info=info, engine=engine)
+            yield Key(path=path, info=info, kind=kind)
 
 
 def _options(annotation: Any) -> tuple[Any, ...]:
@@ -184,7 +188,7 @@ def _flatten(
     if marked.value is None and path in sections():
         return  # `training:` with nothing below it, as when every line is commented out
     if not isinstance(marked.value, dict):
-        expected = "keys such as engine.type" if path == "engine" else "its keys"
+        expected = f"keys such as {path}.type" if path in UNIONS else "its keys"
         problems.append(
             f"{path} ({_at(source, marked)}): found {describe(marked.value)}, but {path} is a "
             f"section: expected {expected}"
@@ -230,22 +234,24 @@ def _override(override: str, *, given: dict[str, Given], problems: list[str]) ->
     given[path] = Given(value=value, source="--set", text=text)
 
 
-def _check_engine(given: dict[str, Given], problems: list[str]) -> str:
-    """The engine's type; keys of another engine are problems and are taken out."""
-    chosen = given.get("engine.type")
-    kind = str(chosen.value) if chosen else _DEFAULT_ENGINE
-    if kind not in ENGINES:
+def _check_type(union: str, given: dict[str, Given], problems: list[str]) -> str:
+    """The type of such a section; keys of another type are problems and are taken out."""
+    options = UNIONS[union]
+    chosen = given.get(f"{union}.type")
+    kind = str(chosen.value) if chosen else next(iter(options))
+    if kind not in options:
         return kind  # the validation says which there are
     by = f"{chosen.source}" if chosen else "by default"
-    for path in [path for path in given if path.startswith("engine.")]:
-        owners = [key.engine for key in _by_path()[path] if key.engine]
+    word = union.rpartition(".")[2]
+    for path in [path for path in given if path.startswith(f"{union}.")]:
+        owners = [key.kind for key in _by_path()[path] if key.kind]
         if kind not in owners:
             have = " and ".join(owners)
             problems.append(
-                f"{path} ({given.pop(path).source}): this is a key of engine {have}, but "
-                f"engine.type is {kind} ({by}); set engine.type to {owners[0]} or remove the key"
+                f"{path} ({given.pop(path).source}): this is a key of {word} {have}, but "
+                f"{union}.type is {kind} ({by}); set {union}.type to {owners[0]} or remove the key"
             )
-    given.setdefault("engine.type", Given(value=kind, source=DEFAULT))
+    given.setdefault(f"{union}.type", Given(value=kind, source=DEFAULT))
     return kind
 
 
@@ -274,12 +280,16 @@ def _validate(given: dict[str, Given], problems: list[str]) -> Config | None:
 def _explain(error: dict[str, Any], given: dict[str, Given]) -> str:
     """One validation error as: place, found, expected."""
     parts = [str(part) for part in error["loc"]]
-    if len(parts) > 1 and parts[0] == "engine" and parts[1] in ENGINES:
-        del parts[1]
-    if error["type"] == "union_tag_invalid":
-        one = given["engine.type"]
-        expected = " or ".join(ENGINES)
-        return f"engine.type ({one.source}): found {describe(one.value)}, expected {expected}"
+    for union, options in UNIONS.items():
+        depth = union.count(".") + 1
+        if ".".join(parts[:depth]) != union:
+            continue
+        if len(parts) > depth and parts[depth] in options:
+            del parts[depth]
+        if error["type"] == "union_tag_invalid":
+            one = given[f"{union}.type"]
+            expected = " or ".join(options)
+            return f"{union}.type ({one.source}): found {describe(one.value)}, expected {expected}"
     path = ".".join(parts)
     owner = next(
         (".".join(parts[:n]) for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in given),

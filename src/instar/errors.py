@@ -8,6 +8,7 @@
       EngineError          the engine failed or died; the request may be tried again
       StoreError           the store could not be read or written
       ModelError           a model folder, adapter or chat template is unusable
+      JudgeError           a judge could not be asked; the turn can be judged later
 
 A message says what was found, what was expected and what to do.
 """
@@ -79,3 +80,7 @@ class StoreError(InstarError):
 
 class ModelError(InstarError):
     """A model folder, adapter or chat template is unusable."""
+
+
+class JudgeError(InstarError):
+    """A judge could not be asked; the turn can be judged later."""

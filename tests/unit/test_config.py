@@ -221,7 +221,7 @@ def _values(key: Any) -> st.SearchStrategy[object]:
 FREE = [
     key
     for key in keys()
-    if key.engine is None
+    if key.kind is None
     and any(key.takes(kind) for kind in (bool, int, float, str))
     and key.path != "evaluation.consensus_threshold"
 ]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from instar.config import ENGINES, SECRETS, Config, Section
+from instar.config import SECRETS, UNIONS, Config, Section
 from instar.config_load import Key, keys
 
 MADE = "<!-- Made by `make docs` from the code; edit the code instead. -->"
@@ -33,10 +33,10 @@ def config_page() -> str:
     titles: dict[str, str] = {}
     for key in keys():
         section = key.path.rpartition(".")[0]
-        title = f"{section}, where `engine.type` is `{key.engine}`" if key.engine else section
+        title = f"{section}, where `{section}.type` is `{key.kind}`" if key.kind else section
         if title not in titles:
             titles[title] = section
-            lines += ["", f"## {title}", "", _about(section, key.engine), ""]
+            lines += ["", f"## {title}", "", _about(section, key.kind), ""]
             lines += ["| setting | type | default | meaning |", "|---|---|---|---|"]
         lines.append(_row(key))
     lines += ["", "## Secrets", "", "Read from environment variables, and from nowhere else.", ""]
@@ -63,10 +63,10 @@ def cli_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _about(section: str, engine: str | None) -> str:
+def _about(section: str, kind: str | None) -> str:
     found: type[Section] = Config
-    if engine:
-        found = ENGINES[engine]
+    if kind:
+        found = UNIONS[section][kind]
     else:
         for part in section.split("."):
             found = cast(type[Section], found.model_fields[part].annotation)
