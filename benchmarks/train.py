@@ -1,0 +1,373 @@
+"""Training speed: a session as one tree against turn by turn, and a step against TRL's.
+
+    python benchmarks/train.py                                     CPU, embedded model, ~3 minutes
+    python benchmarks/train.py --device cuda --shape qwen3-4b      random weights of that size
+    python benchmarks/train.py --device cuda --shape qwen3-4b --trl
+
+A session has ten turns. Each adds `--turn` tokens, a fifth of them the person's. In a chain
+each prompt extends the one before; in a comb each prompt ends with a message of the client's
+own that later prompts do not have. `per turn` trains each turn as a sequence of its own, with
+the same code.
+
+With --trl, the same model, sequences and adapter go through TRL's GRPOTrainer (its loss,
+backward pass and optimiser step; nothing is generated). Tokens a second count every sequence
+in full, for both: `group` is one prompt with eight replies, `apart` eight prompts with one each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from instar.batch.credit import Credit, Judged
+from instar.batch.merge import merge
+from instar.batch.pack import pack
+from instar.config import TrainingConfig
+from instar.train.step import TorchTrainer
+from instar.types import Batch, Sampling, Turn
+
+Turns = list[tuple[Judged, Credit]]
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-4b": {
+        "vocab_size": 151936,
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": True,
+    },
+    "tiny": {
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "tie_word_embeddings": True,
+    },
+}
+TURNS = 10
+GROUP = 8
+
+
+# --- the sessions
+
+
+def turn(name: str, prompt: Sequence[int], sampled: Sequence[int]) -> tuple[Judged, Credit]:
+    one = Turn(
+        id=name,
+        owner="bench",
+        session="bench",
+        parent=None,
+        extends=False,
+        kind="main",
+        prompt_ids=tuple(prompt),
+        sampled_ids=tuple(sampled),
+        logprobs=(-5.0,) * len(sampled),
+        settings=Sampling(),
+        version="base",
+        finish="stop",
+        messages=(),
+        reply={},
+        created=0.0,
+    )
+    size = len(sampled)
+    return Judged(turn=one), Credit(advantages=(1.0,) * size, distill_weights=(0.0,) * size)
+
+
+def tokens(draw: random.Random, count: int, vocab: int) -> list[int]:
+    return [draw.randrange(10, vocab) for _ in range(count)]
+
+
+def session(form: str, *, prompt: int, each: int, vocab: int) -> Turns:
+    """Ten turns as a chain or as a comb."""
+    draw = random.Random(0)
+    trunk = tokens(draw, prompt, vocab)
+    asked = each // 5
+    out = []
+    for number in range(TURNS):
+        trunk += tokens(draw, asked, vocab)
+        vanishing = tokens(draw, max(4, each // 8), vocab) if form == "comb" else []
+        reply = tokens(draw, each - asked, vocab)
+        out.append(turn(f"{form}{number}", trunk + vanishing, reply))
+        trunk += reply
+    return out
+
+
+def replies(form: str, *, prompt: int, reply: int, vocab: int) -> Turns:
+    """Eight replies of half to all of a length: to one prompt, or each to one of its own."""
+    draw = random.Random(1)
+    shared = tokens(draw, prompt, vocab)
+    out = []
+    for number in range(GROUP):
+        size = reply // 2 + reply * number // (2 * (GROUP - 1))
+        start = shared if form == "group" else tokens(draw, prompt, vocab)
+        out.append(turn(f"{form}{number}", start, tokens(draw, size, vocab)))
+    return out
+
+
+def merged(turns: Turns, budget: int) -> Batch:
+    return Batch(samples=pack(merge(turns).samples, max_tokens=budget), version="base")
+
+
+def apart(turns: Turns) -> Batch:
+    samples = [sample for one in turns for sample in merge([one]).samples]
+    return Batch(samples=tuple(samples), version="base")
+
+
+# --- the models
+
+
+def model_folder(shape: str, given: Path | None, home: Path, device: str) -> Path:
+    if given is not None:
+        return given
+    if shape == "embedded":
+        from instar.backends.embedded import embedded_model
+
+        return embedded_model(Path.home() / ".instar")
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(**SHAPES[shape], dtype="bfloat16" if device == "cuda" else "float32")
+    with torch.device(device):
+        model = Qwen3ForCausalLM._from_config(config)
+    model.save_pretrained(home / shape)
+    del model
+    tokenizer(config.vocab_size).save_pretrained(home / shape)
+    return home / shape
+
+
+def tokenizer(vocab: int) -> Any:
+    """One word a token: TRL wants a tokenizer, but nothing is ever tokenised."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(WordLevel({f"t{at}": at for at in range(vocab)}, unk_token="t0"))
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="t1", eos_token="t2")
+
+
+def trainer_for(folder: Path, args: argparse.Namespace, *, checkpointing: bool) -> TorchTrainer:
+    training = TrainingConfig(
+        lora_target_modules=["all-linear"], gradient_checkpointing=checkpointing
+    )
+    return TorchTrainer(folder, training, device=args.device)
+
+
+# --- the measurements
+
+
+def seconds(work: Callable[[], object], *, rounds: int, device: str) -> float:
+    """The quickest of some rounds."""
+    found = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        work()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+def measure_sessions(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+    trainer = trainer_for(folder, args, checkpointing=args.checkpointing)
+    vocab = trainer.model.vocab
+    trainer.step(merged(session("comb", prompt=64, each=20, vocab=vocab), 10_000))
+    rows = []
+    for form in ("chain", "comb"):
+        turns = session(form, prompt=args.prompt, each=args.turn, vocab=vocab)
+        whole, each = merged(turns, 1 << 30), apart(turns)
+        if args.device == "cuda":  # the first time around, kernels are chosen
+            trainer.step(whole)
+            trainer.step(each)
+        one = seconds(lambda b=whole: trainer.step(b), rounds=args.rounds, device=args.device)
+        many = seconds(lambda b=each: trainer.step(b), rounds=args.rounds, device=args.device)
+        rows.append(
+            {
+                "form": form,
+                "merged_tokens": count(whole),
+                "per_turn_tokens": count(each),
+                "merged_s": one,
+                "per_turn_s": many,
+                "times": many / one,
+            }
+        )
+    if args.device == "cuda":
+        print(f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", file=sys.stderr)
+    return rows
+
+
+def count(batch: Batch) -> int:
+    return sum(len(sample.tree.ids) for sample in batch.samples)
+
+
+def measure_trl(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Both trainers with gradient checkpointing, which TRL has on by default."""
+    try:
+        from trl import GRPOConfig, GRPOTrainer
+    except ImportError as error:
+        print(f"TRL is not installed here ({error}); its part is left out.", file=sys.stderr)
+        return []
+    rows = []
+    ours = trainer_for(folder, args, checkpointing=True)
+    vocab = ours.model.vocab
+    cases = {
+        form: replies(form, prompt=args.trl_prompt, reply=args.trl_reply, vocab=vocab)
+        for form in ("group", "apart")
+    }
+    speed: dict[str, float] = {}
+    for form, turns in cases.items():
+        batch = merged(turns, args.budget)
+        ours.step(batch)
+        took = seconds(lambda b=batch: ours.step(b), rounds=args.rounds, device=args.device)
+        speed[form] = took
+    theirs = trl_trainer(GRPOConfig, GRPOTrainer, folder, args)
+    for form, turns in cases.items():
+        inputs = trl_inputs(turns, theirs.accelerator.device)
+        trl_step(theirs, inputs)
+        took = seconds(lambda i=inputs: trl_step(theirs, i), rounds=args.rounds, device=args.device)
+        size = sum(len(one.turn.ids) for one, _ in turns)
+        rows.append(
+            {
+                "form": form,
+                "tokens": size,
+                "instar_tokens_s": size / speed[form],
+                "trl_tokens_s": size / took,
+                "times": took / speed[form],
+            }
+        )
+    return rows
+
+
+def trl_trainer(config: Any, trainer: Any, folder: Path, args: argparse.Namespace) -> Any:
+    from datasets import Dataset
+    from peft import LoraConfig
+
+    on_gpu = args.device == "cuda"
+    made = trainer(
+        model=str(folder),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=config(
+            output_dir=tempfile.mkdtemp(),
+            per_device_train_batch_size=GROUP,
+            num_generations=GROUP,
+            loss_type="grpo",
+            bf16=on_gpu,
+            use_cpu=not on_gpu,
+            gradient_checkpointing=True,
+            model_init_kwargs={"dtype": "bfloat16" if on_gpu else "float32"},
+            report_to=[],
+        ),
+        train_dataset=Dataset.from_list([{"prompt": "t5"}] * GROUP),
+        processing_class=tokenizer(512),
+        peft_config=LoraConfig(
+            r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"
+        ),
+    )
+    # What is trained is given, not drawn.
+    made._prepare_inputs = lambda inputs: inputs
+    made.current_gradient_accumulation_steps = 1
+    made.model.train()
+    made.create_optimizer()
+    return made
+
+
+def trl_inputs(turns: Turns, device: torch.device) -> dict[str, torch.Tensor]:
+    """Left-padded prompts and right-padded replies, as TRL makes them."""
+    prompts = [one.turn.prompt_ids for one, _ in turns]
+    sampled = [one.turn.sampled_ids for one, _ in turns]
+    wide, long = max(map(len, prompts)), max(map(len, sampled))
+    return {
+        "prompt_ids": torch.tensor([(1,) * (wide - len(p)) + p for p in prompts], device=device),
+        "prompt_mask": torch.tensor(
+            [(0,) * (wide - len(p)) + (1,) * len(p) for p in prompts], device=device
+        ),
+        "completion_ids": torch.tensor(
+            [s + (1,) * (long - len(s)) for s in sampled], device=device
+        ),
+        "completion_mask": torch.tensor(
+            [(1,) * len(s) + (0,) * (long - len(s)) for s in sampled], device=device
+        ),
+        "advantages": torch.ones(len(turns), device=device),
+        "old_per_token_logps": torch.full((len(turns), long), -5.0, device=device),
+    }
+
+
+def trl_step(trainer: Any, inputs: dict[str, torch.Tensor]) -> None:
+    trainer.training_step(trainer.model, inputs, None)
+    trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), 1.0)
+    trainer.optimizer.step()
+    trainer.optimizer.zero_grad()
+
+
+# --- the report
+
+
+def show(title: str, rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title)
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name == "form" else "right")
+    for row in rows:
+        table.add_row(*(f"{v:.2f}" if isinstance(v, float) else str(v) for v in row.values()))
+    Console().print(table)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--shape", choices=("embedded", *SHAPES), default="embedded")
+    parser.add_argument("--model", type=Path, help="a model folder instead of --shape")
+    parser.add_argument("--prompt", type=int, help="tokens before the first turn")
+    parser.add_argument("--turn", type=int, help="tokens that each turn adds")
+    parser.add_argument("--rounds", type=int, help="the quickest of so many counts")
+    parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")
+    parser.add_argument("--trl", action="store_true", help="compare with TRL's GRPOTrainer too")
+    parser.add_argument("--trl-prompt", type=int, default=2000)
+    parser.add_argument("--trl-reply", type=int, default=500)
+    parser.add_argument("--budget", type=int, default=1 << 15, help="tokens a forward pass")
+    parser.add_argument("--only-trl", action="store_true", help="leave the sessions out")
+    parser.add_argument("--json", type=Path, help="write the figures here as well")
+    args = parser.parse_args()
+    on_gpu = args.device == "cuda"
+    args.prompt = args.prompt or (6000 if on_gpu else 1000)
+    args.turn = args.turn or (300 if on_gpu else 40)
+    args.rounds = args.rounds or (3 if on_gpu else 1)
+    return args
+
+
+def main() -> None:
+    args = arguments()
+    found: dict[str, Any] = {"device": args.device, "shape": str(args.model or args.shape)}
+    with tempfile.TemporaryDirectory() as home:
+        folder = model_folder(args.shape, args.model, Path(home), args.device)
+        if not args.only_trl:
+            found["sessions"] = measure_sessions(folder, args)
+            show(f"Ten turns over {args.prompt} tokens, {args.turn} a turn", found["sessions"])
+        if args.trl or args.only_trl:
+            found["trl"] = measure_trl(folder, args)
+            if found["trl"]:
+                show("One step of eight sequences", found["trl"])
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
