@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from instar.errors import StoreError
 
-VERSION = 1
+VERSION = 2
 """Raised with every change to the tables that older code could not read."""
 
 metadata = sa.MetaData()
@@ -108,6 +108,20 @@ turns = sa.Table(
         sqlite_where=sa.text("ready = 1"),
         postgresql_where=sa.text("ready = 1"),
     ),
+    sa.Index(
+        "turns_judged",
+        "owner",
+        "seq",
+        sqlite_where=sa.text("score IS NOT NULL"),
+        postgresql_where=sa.text("score IS NOT NULL"),
+    ),
+    sa.Index(
+        "turns_hinted",
+        "owner",
+        "seq",
+        sqlite_where=sa.text("hint IS NOT NULL"),
+        postgresql_where=sa.text("hint IS NOT NULL"),
+    ),
 )
 
 anchors = sa.Table(
@@ -140,11 +154,72 @@ api_keys = sa.Table(
     sa.Column("revoked", sa.Double),
 )
 
+versions = sa.Table(
+    "versions",
+    metadata,
+    sa.Column("owner", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("parent", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("folder", sa.Text, nullable=False),
+    sa.Column("created", sa.Double, nullable=False),
+    sa.Column("tainted", sa.SmallInteger, nullable=False),
+    sa.Column("kept", sa.SmallInteger, nullable=False),
+    sa.Column("pruned", sa.SmallInteger, nullable=False),
+    sa.Column("about", sa.LargeBinary, nullable=False),
+    sa.Column("gate", sa.LargeBinary),
+    # At most one live version an owner, whoever writes.
+    sa.Index(
+        "versions_live",
+        "owner",
+        unique=True,
+        sqlite_where=sa.text("state = 'live'"),
+        postgresql_where=sa.text("state = 'live'"),
+    ),
+)
+"""`about` holds metrics and config. An owner without a live row is served by the base."""
+
+trained = sa.Table(
+    "trained",
+    metadata,
+    sa.Column("owner", sa.Text, primary_key=True),
+    sa.Column("version", sa.Text, primary_key=True),
+    sa.Column("turn", sa.Text, primary_key=True),
+    sa.Column("session", sa.Text, nullable=False),
+    sa.Column("place", sa.Integer, nullable=False),
+    sa.Index("trained_by_turn", "owner", "turn"),
+    sa.Index("trained_by_session", "owner", "session"),
+)
+"""Which turns trained a version directly. Names only, so a row may outlive its turn."""
+
+rebuilds = sa.Table(
+    "rebuilds",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("owner", sa.Text, nullable=False),
+    sa.Column("version", sa.Text, nullable=False),
+    sa.Column("start", sa.Text, nullable=False),
+    sa.Column("created", sa.Double, nullable=False),
+    sa.Column("finished", sa.Double),
+    sa.Column("result", sa.Text),
+)
+"""Versions to train again without what was forgotten; `start` is where their line is clean."""
+
+controls = sa.Table(
+    "controls",
+    metadata,
+    sa.Column("owner", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("value", sa.Double, nullable=False),
+)
+"""Switches and counters: `paused` (since when; owner '' is everybody), `last_version`."""
+
 
 def prepare(*, writer: sa.Engine, reader: sa.Engine) -> None:
     """Create the tables in an empty database; refuse one that a newer instar has written.
 
-    A store that exists is only read, so that opening it never waits for another's lock.
+    A store of this version is only read, so that opening it never waits for another's lock.
     """
     if not sa.inspect(reader).has_table(meta.name):
         with writer.begin() as connection:
@@ -157,8 +232,26 @@ def prepare(*, writer: sa.Engine, reader: sa.Engine) -> None:
                 connection.execute(sa.insert(meta).values(first))
     with reader.connect() as connection:
         found = connection.scalar(sa.select(meta.c.version))
+    if found is not None and found < VERSION:
+        with writer.begin() as connection:
+            found = _migrate(connection)
     if found is None or found > VERSION:
         raise StoreError(
             f"The store {reader.url.render_as_string()} has schema version {found}, but this "
             f"instar reads versions up to {VERSION}. Upgrade instar, or use another store."
         )
+
+
+def _migrate(connection: sa.Connection) -> int:
+    """Bring an older store up to date, in one transaction. Returns the version it then has."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(0x1257A2)))
+    found: int = connection.execute(sa.select(meta.c.version)).scalar_one()
+    if found < 2:
+        # Version 2 adds tables and indexes, and changes none that there were.
+        metadata.create_all(connection)
+        for index in turns.indexes:
+            index.create(connection, checkfirst=True)
+        connection.execute(sa.update(meta).values(version=2))
+        return 2
+    return found
