@@ -19,6 +19,7 @@ import asyncio
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +80,7 @@ async def _measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         ours = Ours(engine, args.tokens)
         best = Best()
         for round in range(args.rounds):
+            print(f"round {round + 1} of {args.rounds}", file=sys.stderr)
             best.take("generate_one", reference.one(prompts[0]))
             best.take("engine_one", await ours.together(prompts[:1]))
             best.take("generate_turns", reference.in_turn(prompts))
@@ -161,10 +163,9 @@ class Reference:
         )
         batching = ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=512)
         start = time.perf_counter()
-        with torch.inference_mode():
-            out = self._model.generate_batch(
-                prompts, generation_config=settings, continuous_batching_config=batching
-            )
+        out = self._model.generate_batch(
+            prompts, generation_config=settings, continuous_batching_config=batching
+        )
         drawn = sum(len(one.generated_tokens) for one in out.values())
         return drawn / (time.perf_counter() - start)
 

@@ -147,6 +147,28 @@ def test_the_draw_equals_a_plain_sort(
     assert drawn.token in kept or before == pytest.approx(top_p * mass, abs=1e-6)
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    vocab=st.sampled_from([1, 255, 256, 257, 1000]),
+    uniform=st.floats(0.0, 1.0, exclude_max=True),
+    hidden=st.floats(0.0, 0.99),
+)
+def test_a_token_without_a_share_is_never_drawn(
+    seed: int, vocab: int, uniform: float, hidden: float
+) -> None:
+    source = torch.Generator().manual_seed(seed)
+    logits = torch.randn(1, vocab, generator=source) * 4
+    logits[0, 1:][torch.rand(vocab - 1, generator=source) < hidden] = float("-inf")
+    (drawn,) = sample(logits, [how(uniform)])
+    assert math.isfinite(drawn.logprob)
+    probs = logits[0].double().softmax(0)
+    sums = probs.cumsum(0)
+    # Where the running sums say it must be, up to rounding at the borders.
+    before = float(sums[drawn.token] - probs[drawn.token])
+    assert before - 1e-6 <= uniform <= float(sums[drawn.token]) + 1e-6
+
+
 def test_equal_seeds_draw_equal_tokens() -> None:
     logits = torch.randn(1, 500, generator=torch.Generator().manual_seed(1))
 
