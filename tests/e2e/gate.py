@@ -240,6 +240,16 @@ def extends(turn: Turn, parent: Turn) -> bool:
     return turn.prompt_ids[: len(parent.ids)] == parent.ids
 
 
+def problem(answer: httpx.Response, status: int) -> dict[str, Any]:
+    """The error of an answer, which must have OpenAI's shape."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str) and error["message"]
+    return error
+
+
 async def until(condition: Any, timeout_s: float = 10.0) -> None:
     """Wait for something that must come, however long the machine takes for it."""
     async with asyncio.timeout(timeout_s):
