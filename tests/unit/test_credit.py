@@ -1,0 +1,238 @@
+"""Credit by hand, and one test for each way in which another system is known to go wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sampled_turns import Score, turn
+
+from instar.batch.credit import (
+    METHODS,
+    Credit,
+    CreditSettings,
+    Judged,
+    binary,
+    combine,
+    credit,
+    opd,
+)
+from instar.types import Finish
+
+PLAIN = CreditSettings()
+
+
+def judged(name: str, score: Score | None, *, size: int = 1, **more: Any) -> Judged:
+    known = {"group", "value", "age", "hinted_ids", "teacher_logprobs"}
+    own = {key: more.pop(key) for key in known & more.keys()}
+    return Judged(turn=turn(name, [1], [2] * size, score=score, **more), **own)
+
+
+def first(credits: dict[str, Credit]) -> dict[str, float]:
+    return {name: one.advantages[0] for name, one in credits.items()}
+
+
+def test_binary_is_the_verdict_on_every_sampled_token() -> None:
+    found = binary([judged("a", 1, size=3), judged("b", -1)], PLAIN)
+    assert found["a"].advantages == (1.0, 1.0, 1.0)
+    assert found["b"].advantages == (-1.0,)
+    assert found["a"].distill_weights == (0.0, 0.0, 0.0)
+
+
+def test_groups_are_compared_with_their_mean() -> None:
+    group: list[Judged] = [
+        judged(name, score, group="g") for name, score in (("a", 1), ("b", 1), ("c", -1), ("d", -1))
+    ]
+    alone = judged("e", 1, group="h")
+    assert first(binary([*group, alone], PLAIN)) == {"a": 1, "b": 1, "c": -1, "d": -1, "e": 1}
+    three = [judged("a", 1, group="g"), judged("b", 0, group="g"), judged("c", -1, group="g")]
+    scaled = binary(three, CreditSettings(group_scale="std"))
+    assert first(scaled)["a"] == pytest.approx(1 / (2 / 3) ** 0.5)
+
+
+def test_groups_without_variance_are_counted_and_not_trained() -> None:
+    found = credit([judged("a", 1, group="g"), judged("b", 1, group="g")], "binary", PLAIN)
+    assert found.turns == ()
+    assert found.counts == {"zero_variance_groups": 1, "no_credit": 2}
+
+
+def line(scores: list[Score | None], values: list[float] | None = None) -> list[Judged]:
+    """Turns of one session, each the next of the one before."""
+    return [
+        judged(
+            f"t{n}",
+            score,
+            parent=f"t{n - 1}" if n else None,
+            value=None if values is None else values[n],
+        )
+        for n, score in enumerate(scores)
+    ]
+
+
+def test_gae_along_a_session() -> None:
+    settings = CreditSettings(advantage="gae", gamma=0.5, gae_lambda=0.5)
+    found = binary(line([1, 0, -1]), settings)
+    # -1; 0 + 0.25 * -1; 1 + 0.25 * -0.25
+    assert first(found) == pytest.approx({"t2": -1.0, "t1": -0.25, "t0": 0.9375})
+    assert found["t0"].target is None
+
+
+def test_gae_with_value_estimates_gives_their_targets() -> None:
+    settings = CreditSettings(advantage="gae", gamma=0.5, gae_lambda=0.5)
+    found = binary(line([1, -1], values=[0.4, 0.2]), settings)
+    # t1: -1 - 0.2; t0: 1 + 0.5 * 0.2 - 0.4 + 0.25 * -1.2
+    assert first(found) == pytest.approx({"t1": -1.2, "t0": 0.4})
+    assert found["t1"].target == pytest.approx(-1.0)
+    assert found["t0"].target == pytest.approx(0.8)
+    assert found["t0"].value == 0.4
+
+
+def test_gae_takes_the_mean_of_retries() -> None:
+    settings = CreditSettings(advantage="gae", gamma=1.0, gae_lambda=1.0)
+    turns = [judged("r", 0), judged("a", 1, parent="r"), judged("b", 0, parent="r")]
+    assert first(binary(turns, settings))["r"] == 0.5
+
+
+def test_gae_passes_over_turns_without_a_verdict() -> None:
+    settings = CreditSettings(advantage="gae", gamma=0.5, gae_lambda=1.0)
+    found = binary(line([0, None, 1]), settings)
+    assert first(found) == {"t0": 0.5, "t2": 1.0}
+
+
+def test_gae_wants_all_values_or_none() -> None:
+    turns = [judged("a", 1, value=0.1), judged("b", 1, parent="a")]
+    with pytest.raises(ValueError, match="all or none"):
+        binary(turns, CreditSettings(advantage="gae"))
+
+
+def test_opd_of_sampled_tokens_is_the_clipped_gap() -> None:
+    one = judged(
+        "a", None, size=3, hint="Be brief.", logprobs=[-1.0, -2.0, -9.0],
+        teacher_logprobs=(-3.0, -1.5, -1.0),
+    )  # fmt: skip
+    found = opd([one], CreditSettings(opd="sampled", opd_clip=2.0))
+    assert found["a"].advantages == (-2.0, 0.5, 2.0)
+
+
+def test_opd_of_whole_distributions_is_a_weight() -> None:
+    found = opd([judged("a", -1, size=2, hint="Be brief.", hinted_ids=(5, 1))], PLAIN)
+    assert found["a"] == Credit(advantages=(0.0, 0.0), distill_weights=(1.0, 1.0))
+
+
+@pytest.mark.parametrize("kind", ["full", "sampled"])
+def test_combine_is_the_weighted_sum_of_its_parts(kind: Any) -> None:
+    settings = CreditSettings(opd=kind, opd_weight=0.7, binary_weight=0.3)
+    turns = [
+        judged("both", -1, hint="h", hinted_ids=(5,), teacher_logprobs=(-0.5,)),
+        judged("verdict", 1),
+        judged("hint", None, hint="h", hinted_ids=(5,), teacher_logprobs=(-2.5,)),
+        judged("neither", None),
+    ]
+    parts, found = (opd(turns, settings), binary(turns, settings)), combine(turns, settings)
+    assert found.keys() == {"both", "verdict", "hint"}
+    for name, one in found.items():
+        weighted = [(0.7, parts[0].get(name)), (0.3, parts[1].get(name))]
+        for stream in ("advantages", "distill_weights"):
+            total = sum(weight * getattr(part, stream)[0] for weight, part in weighted if part)
+            assert getattr(one, stream)[0] == pytest.approx(total)
+
+
+def test_every_method_of_the_config_exists() -> None:
+    assert set(METHODS) == {"binary", "opd", "combine"}
+
+
+# --- what goes wrong elsewhere
+
+
+def test_no_verdict_is_not_a_verdict_of_zero() -> None:
+    group = [judged("a", 1, group="g"), judged("b", -1, group="g"), judged("c", None, group="g")]
+    found = binary(group, PLAIN)
+    assert "c" not in found
+    assert first(found) == {"a": 1.0, "b": -1.0}
+    assert credit(group, "binary", PLAIN).rewards == (1.0, -1.0)
+
+
+def test_a_neutral_turn_fills_no_place_in_a_batch() -> None:
+    found = credit([judged("a", 0), judged("b", 1)], "binary", PLAIN)
+    assert [one.turn.id for one, _ in found.turns] == ["b"]
+    assert found.counts["no_credit"] == 1
+
+
+def test_a_single_turn_is_not_normalised_away() -> None:
+    assert first(binary([judged("a", -1, group="g")], PLAIN)) == {"a": -1.0}
+
+
+def test_a_reply_that_needed_a_hint_is_not_reinforced_as_it_stands() -> None:
+    for score in (-1, 0, 1, None):
+        one = judged("a", score, hint="h", hinted_ids=(5,), teacher_logprobs=(-1.0,))
+        for kind in ("full", "sampled"):
+            assert opd([one], CreditSettings(opd=kind))["a"].advantages == (0.0,)
+
+
+def test_a_verdict_without_a_hint_gets_no_noise_from_a_teacher() -> None:
+    settings = CreditSettings(opd="sampled", binary_weight=1.0)
+    one = judged("a", 1, teacher_logprobs=(-0.6,))
+    assert combine([one], settings)["a"].advantages == (1.0,)
+
+
+def test_a_failed_teacher_is_no_credit_and_not_zeros() -> None:
+    one = judged("a", None, hint="h")
+    assert opd([one], PLAIN) == {}
+    found = credit([one], "opd", CreditSettings(opd="sampled"))
+    assert found.counts == {"nothing_known": 1}
+
+
+def test_teacher_logprobs_are_never_padded() -> None:
+    one = judged("a", None, size=2, hint="h", teacher_logprobs=(-1.0,))
+    with pytest.raises(ValueError, match="never padded"):
+        opd([one], CreditSettings(opd="sampled"))
+
+
+def test_an_extreme_gap_to_the_teacher_is_clipped() -> None:
+    one = judged("a", None, hint="h", teacher_logprobs=(-90.0,))
+    assert opd([one], CreditSettings(opd="sampled"))["a"].advantages == (-5.0,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"finish": "cancelled"}, "cancelled"),
+        ({"kind": "side"}, "side"),
+        ({"no_train": True}, "private"),
+        ({"age": 5}, "stale"),
+        ({"size": 0}, "empty"),
+    ],
+)
+def test_turns_that_must_not_be_trained_are_left_out_and_counted(
+    changes: dict[str, Any], reason: str
+) -> None:
+    for method in METHODS:
+        out = judged("x", 1, hint="h", hinted_ids=(5,), **changes)
+        found = credit([out, judged("a", 1), judged("b", -1)], method, PLAIN)
+        assert "x" not in [one.turn.id for one, _ in found.turns]
+        assert found.counts[reason] == 1
+        assert len(found.rewards) == 2
+
+
+def test_a_cancelled_turn_is_not_in_the_baseline() -> None:
+    group = [judged("a", 1, group="g"), judged("b", -1, group="g")]
+    gone = judged("c", -1, group="g", finish="cancelled")
+    found = credit([*group, gone], "binary", PLAIN)
+    assert [one.advantages[0] for _, one in found.turns] == [1.0, -1.0]
+
+
+@pytest.mark.parametrize(("score", "expected"), [(1, 0.0), (-1, -1.0)])
+def test_a_truncated_reply_earns_no_praise(score: Score, expected: float) -> None:
+    finish: Finish = "length"
+    assert first(binary([judged("a", score, finish=finish)], PLAIN)) == {"a": expected}
+    kept = binary([judged("a", score, finish=finish)], CreditSettings(truncated="keep"))
+    assert first(kept) == {"a": score}
+    dropped = credit(
+        [judged("a", score, finish=finish)], "binary", CreditSettings(truncated="drop")
+    )
+    assert dropped.counts == {"truncated_dropped": 1}
+
+
+def test_trained_truncated_replies_are_counted() -> None:
+    found = credit([judged("a", -1, finish="length")], "binary", PLAIN)
+    assert found.counts == {"truncated": 1}

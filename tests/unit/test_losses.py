@@ -1,0 +1,239 @@
+"""Losses by hand and against plain code that holds all logits.
+
+M trained tokens, D features, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from instar.train import losses
+
+M, D, V = 7, 5, 11
+
+
+@pytest.fixture
+def weight_VD() -> Tensor:
+    return torch.randn(V, D, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+
+def hidden(seed: int = 1) -> Tensor:
+    return torch.randn(M, D, generator=torch.Generator().manual_seed(seed))
+
+
+TARGETS_M = torch.tensor([0, 3, 10, 3, 2, 7, 7])
+TEMPERATURES_M = torch.tensor([1.0, 0.5, 1.0, 2.0, 0.7, 1.0, 1.0])
+
+
+def grads(loss: Tensor, *inputs: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, inputs))
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_chunked_logprobs_equal_plain_ones(weight_VD: Tensor, chunk: int) -> None:
+    hidden_MD, mix_M = hidden().requires_grad_(), torch.linspace(-1, 1, M)
+    found_M = losses.logprobs(
+        lambda h: h @ weight_VD.T,
+        hidden_MD,
+        targets_M=TARGETS_M,
+        temperatures_M=TEMPERATURES_M,
+        chunk=chunk,
+    )
+    plain_MV = (hidden_MD @ weight_VD.T / TEMPERATURES_M[:, None]).log_softmax(1)
+    plain_M = plain_MV.gather(1, TARGETS_M[:, None])[:, 0]
+    torch.testing.assert_close(found_M, plain_M)
+    for one, other in zip(
+        grads((mix_M * found_M).sum(), hidden_MD, weight_VD),
+        grads((mix_M * plain_M).sum(), hidden_MD, weight_VD),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def kl(weight_VD: Tensor, hidden_MD: Tensor, **options: Any) -> Tensor:
+    teacher = losses.Teacher(
+        head=lambda h: h @ weight_VD.detach().T,
+        hinted_MD=hidden(2),
+        plain_MD=hidden(3),
+        guidance=options.pop("guidance", 0.0),
+        temperature=options.pop("teacher_temperature", 1.0),
+    )
+    return losses.reverse_kl(
+        lambda h: h @ weight_VD.T,
+        hidden_MD,
+        teacher=teacher,
+        temperatures_M=TEMPERATURES_M,
+        **{"chunk": 3, **options},
+    )
+
+
+@pytest.mark.parametrize("guidance", [0.0, 0.8])
+@pytest.mark.parametrize("teacher_temperature", [1.0, 0.5])
+def test_chunked_reverse_kl_equals_the_plain_one(
+    weight_VD: Tensor, guidance: float, teacher_temperature: float
+) -> None:
+    hidden_MD = hidden().requires_grad_()
+    found_M = kl(weight_VD, hidden_MD, guidance=guidance, teacher_temperature=teacher_temperature)
+    scale_M1, fixed_VD = TEMPERATURES_M[:, None], weight_VD.detach()
+    ours_MV = (hidden_MD @ weight_VD.T / scale_M1).log_softmax(1)
+    hinted_MV, plain_MV = hidden(2) @ fixed_VD.T, hidden(3) @ fixed_VD.T
+    theirs_MV = hinted_MV + guidance * (hinted_MV - plain_MV)
+    theirs_MV = (theirs_MV / scale_M1 / teacher_temperature).log_softmax(1)
+    plain_M = torch.nn.functional.kl_div(theirs_MV, ours_MV, log_target=True, reduction="none")
+    torch.testing.assert_close(found_M, plain_M.sum(1))
+    for one, other in zip(
+        grads(found_M.sum(), hidden_MD, weight_VD),
+        grads(plain_M.sum(), hidden_MD, weight_VD),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_reverse_kl_by_hand() -> None:
+    ours, theirs = [0.5, 0.25, 0.25], [0.25, 0.25, 0.5]
+    teacher = losses.Teacher(head=lambda h: h, hinted_MD=torch.tensor([theirs]).log())
+    found_M = losses.reverse_kl(
+        lambda h: h,
+        torch.tensor([ours]).log(),
+        teacher=teacher,
+        temperatures_M=torch.ones(1),
+        chunk=8,
+    )
+    # 0.5 ln 2 + 0 - 0.25 ln 2
+    assert float(found_M) == pytest.approx(0.25 * math.log(2))
+    # The top one and the rest: 0.5 ln 2 + 0.5 ln (0.5 / 0.75)
+    top_M = losses.reverse_kl(
+        lambda h: h,
+        torch.tensor([ours]).log(),
+        teacher=teacher,
+        temperatures_M=torch.ones(1),
+        chunk=8,
+        top_k=1,
+    )
+    assert float(top_M) == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(0.5 / 0.75), abs=1e-5)
+
+
+def test_top_k_never_exceeds_the_whole_and_nears_it(weight_VD: Tensor) -> None:
+    whole_M = kl(weight_VD, hidden())
+    near_M = kl(weight_VD, hidden(), top_k=V - 1)
+    torch.testing.assert_close(near_M, whole_M, rtol=1e-4, atol=1e-4)
+    for k in (1, 2, 4):
+        assert bool((kl(weight_VD, hidden(), top_k=k) <= whole_M + 1e-5).all())
+
+
+def test_a_certain_student_has_a_finite_top_k_gradient() -> None:
+    hidden_MD = torch.tensor([[80.0, 0.0, 0.0]]).requires_grad_()
+    teacher = losses.Teacher(head=lambda h: h, hinted_MD=torch.tensor([[0.0, 80.0, 0.0]]))
+    found_M = losses.reverse_kl(
+        lambda h: h,
+        hidden_MD,
+        teacher=teacher,
+        temperatures_M=torch.ones(1),
+        chunk=8,
+        top_k=2,
+    )
+    assert bool(torch.isfinite(grads(found_M.sum(), hidden_MD)[0]).all())
+
+
+def test_student_and_teacher_are_compared_at_the_same_temperature(weight_VD: Tensor) -> None:
+    """Elsewhere only the student's log-probs are scaled, so that equals seem to differ."""
+    teacher = losses.Teacher(head=lambda h: h @ weight_VD.detach().T, hinted_MD=hidden())
+    found_M = losses.reverse_kl(
+        lambda h: h @ weight_VD.T,
+        hidden(),
+        teacher=teacher,
+        temperatures_M=TEMPERATURES_M,
+        chunk=3,
+    )
+    torch.testing.assert_close(found_M, torch.zeros(M), rtol=0, atol=1e-6)
+
+
+def test_a_clipped_divergence_weighs_less_and_keeps_its_direction() -> None:
+    kl_M = torch.tensor([1.0, 8.0]).requires_grad_()
+    clipped_M = losses.clipped_kl(kl_M, 2.0)
+    assert clipped_M.tolist() == [1.0, 2.0]
+    assert grads(clipped_M.sum(), kl_M)[0].tolist() == [1.0, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "slope"),
+    [
+        (1.0, 1.0, -1.0, -1.0),
+        (1.1, 1.0, -1.1, -1.1),
+        (1.5, 1.0, -1.28, 0.0),  # praised enough
+        (0.5, 1.0, -0.5, -0.5),
+        (1.0, -1.0, 1.0, 1.0),
+        (0.5, -1.0, 0.8, 0.0),  # blamed enough
+        (1.5, -1.0, 1.5, 1.5),
+        (6.0, -1.0, 2.0, 2.0),  # truncated: weighs 2, yet is still pushed down
+        (1.0, 0.0, 0.0, 0.0),
+    ],
+)
+def test_policy_loss_by_hand(ratio: float, advantage: float, loss: float, slope: float) -> None:
+    recorded_M = torch.tensor([-3.0])
+    logprobs_M = (recorded_M + math.log(ratio)).requires_grad_()
+    found = losses.policy_loss(
+        logprobs_M,
+        recorded_M=recorded_M,
+        advantages_M=torch.tensor([advantage]),
+        clip_low=0.2,
+        clip_high=0.28,
+        ratio_cap=2.0,
+    )
+    assert float(found.loss_M.detach()) == pytest.approx(loss)
+    assert float(grads(found.loss_M.sum(), logprobs_M)[0]) == pytest.approx(slope)
+    assert bool(found.clipped_M) is (slope == 0.0 and advantage != 0.0)
+
+
+def test_recorded_logprobs_correct_for_the_version_that_sampled() -> None:
+    """Elsewhere the old log-probs are computed anew, so that the ratio is always 1."""
+    found = losses.policy_loss(
+        torch.tensor([-1.0, -1.0]),
+        recorded_M=torch.tensor([-1.0, -1.1]),
+        advantages_M=torch.tensor([1.0, 1.0]),
+        clip_low=0.2,
+        clip_high=0.28,
+        ratio_cap=2.0,
+    )
+    assert found.ratio_M.tolist() == pytest.approx([1.0, math.exp(0.1)])
+
+
+def test_an_impossible_token_stays_finite() -> None:
+    logprobs_M = torch.tensor([-500.0, -0.1]).requires_grad_()
+    found = losses.policy_loss(
+        logprobs_M,
+        recorded_M=torch.tensor([-0.1, -500.0]),
+        advantages_M=torch.tensor([-1.0, -1.0]),
+        clip_low=0.2,
+        clip_high=0.28,
+        ratio_cap=2.0,
+    )
+    assert bool(torch.isfinite(found.loss_M).all())
+    assert bool(torch.isfinite(grads(found.loss_M.sum(), logprobs_M)[0]).all())
+
+
+def test_value_loss_by_hand() -> None:
+    values_P = torch.tensor([0.5, 0.5, 0.5])
+    old_P, returns_P = torch.tensor([0.5, 0.0, 0.0]), torch.tensor([1.0, 1.0, 0.5])
+    free_P = losses.value_loss(values_P, old_P=old_P, returns_P=returns_P, clip=None)
+    assert free_P.tolist() == pytest.approx([0.125, 0.125, 0.0])
+    # Clipped to 0.2: the second is (0.2 - 1)^2 / 2, the third (0.2 - 0.5)^2 / 2
+    held_P = losses.value_loss(values_P, old_P=old_P, returns_P=returns_P, clip=0.2)
+    assert held_P.tolist() == pytest.approx([0.125, 0.32, 0.045])
+
+
+def test_a_long_reply_counts_as_much_as_a_short_one() -> None:
+    index = [0, 0, 0, 0, 1]
+    per_turn = losses.token_weights(index, turns=4, tokens=10, per="turn")
+    assert per_turn == [1 / 16] * 4 + [1 / 4]
+    assert losses.token_weights(index, turns=4, tokens=10, per="token") == [0.1] * 5
+
+
+def test_chunks_keep_logits_small() -> None:
+    assert losses.chunk_size(49152) * 49152 <= losses.CHUNK_LOGITS
+    assert losses.chunk_size(1 << 30) == 16
