@@ -19,6 +19,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +35,13 @@ from instar.gateway.metrics import Metrics
 from instar.gateway.serve import TurnServer
 from instar.gateway.sessions import SessionBook
 from instar.protocols import Engine
+from instar.publish.swap import VersionFollower
+from instar.publish.versions import VersionFiles
+from instar.record.feedback import give_feedback
 from instar.record.keys import Keys
 from instar.record.store import TurnStore, open_store
+from instar.record.versions import VersionBook
+from instar.types import Hint, Turn, Verdict
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -73,6 +79,7 @@ class System:
     engine: Engine
     store: TurnStore
     server: TurnServer
+    versions: VersionFollower
     sessions: SessionBook
     metrics: Metrics
 
@@ -85,7 +92,7 @@ class System:
             address=address,
             model=info.model,
             engine=f"{self.config.engine.type} on {info.device}",
-            version=info.live,
+            version=self.versions.summary(),
             sessions=counts["sessions"],
             turns=counts["turns"],
             tokens_per_s=self.metrics.rate.value(),
@@ -150,12 +157,18 @@ async def open_system(
         engine = await stack.enter_async_context(
             open_engine(config.engine, model=folder, name=config.model.name)
         )
-        system = _assemble(config, engine=engine, renderer=renderer, store=store, keys=keys)
-        sweeper = asyncio.ensure_future(_sweep(system))
+        follower = _follower(engine, store, home)
+        # Before the first request, so that it is not served by an older version.
+        await follower.step()
+        system = _assemble(
+            config, engine=engine, versions=follower, renderer=renderer, store=store, keys=keys
+        )
+        tasks = [asyncio.ensure_future(one) for one in (_sweep(system), follower.run())]
         try:
             yield system
         finally:
-            sweeper.cancel()
+            for task in tasks:
+                task.cancel()
             await system.server.drain(config.gateway.drain_s)
 
 
@@ -190,8 +203,25 @@ def _renderer(config: Config, folder: Path | None) -> ChatRenderer:
     )
 
 
+def versions_folder(home: Path) -> Path:
+    """Where the files of all versions are."""
+    return home / "versions"
+
+
+def _follower(engine: Engine, store: TurnStore, home: Path) -> VersionFollower:
+    book = VersionBook(store)
+    files = VersionFiles(versions_folder(home))
+    return VersionFollower(engine, files, live=book.live, find=book.get)
+
+
 def _assemble(
-    config: Config, *, engine: Engine, renderer: ChatRenderer, store: TurnStore, keys: Keys
+    config: Config,
+    *,
+    engine: Engine,
+    versions: VersionFollower,
+    renderer: ChatRenderer,
+    store: TurnStore,
+    keys: Keys,
 ) -> System:
     metrics = Metrics()
     collection = config.rollout_config
@@ -202,6 +232,7 @@ def _assemble(
         config=config.gateway,
         name=config.model.name,
         engine=engine,
+        versions=versions,
         renderer=renderer,
         store=store,
         sessions=sessions,
@@ -216,6 +247,7 @@ def _assemble(
         metrics.lost.set(store.lost)
         metrics.backlog.set(float(store.health()["backlog"] or 0))
         metrics.sessions.set(len(sessions))
+        metrics.load_failures.set(versions.failures)
 
     deps = Deps(
         config=config.gateway,
@@ -230,6 +262,7 @@ def _assemble(
         metrics=metrics,
         ready=lambda: _not_ready(engine),
         close_session=close_session,
+        feedback=partial(_feedback, store),
         refresh=refresh,
     )
     return System(
@@ -238,9 +271,21 @@ def _assemble(
         engine=engine,
         store=store,
         server=server,
+        versions=versions,
         sessions=sessions,
         metrics=metrics,
     )
+
+
+async def _feedback(
+    store: TurnStore,
+    owner: str,
+    turn: str | None,
+    session: str | None,
+    verdict: Verdict,
+    hint: Hint | None,
+) -> Turn | None:
+    return await give_feedback(store, owner, turn=turn, session=session, verdict=verdict, hint=hint)
 
 
 def _not_ready(engine: Engine) -> str | None:

@@ -239,13 +239,16 @@ class TorchEngine:
 
     async def _start_again(self) -> Child:
         child, self._ready = await Child.start(self._settings)
-        try:
-            for version, resident in self._versions.items():
-                if resident.folder is not None:
-                    await child.call(wire.Load, version=version, folder=str(resident.folder))
-        except ModelError:
-            await child.close()
-            raise
+        for version, resident in list(self._versions.items()):
+            if resident.folder is None:
+                continue
+            try:
+                await child.call(wire.Load, version=version, folder=str(resident.folder))
+            except ModelError as error:
+                # Its files were damaged since; the other versions must not go with it.
+                log.error("Version %s is not resident any more: %s", version, error)
+                del self._versions[version]
+                self._live = BASE_VERSION if version == self._live else self._live
         self._child = child
         return child
 

@@ -20,6 +20,7 @@ from instar.errors import InstarError, RequestError, StoreError
 from instar.gateway.auth import Access
 from instar.gateway.call import Call, Hints, Step, read_hints
 from instar.gateway.dialects import chat
+from instar.gateway.feedback import Give, add_feedback
 from instar.gateway.metrics import Metrics
 from instar.gateway.serve import TurnServer
 from instar.gateway.wire import LiveReply, error_response, read_json
@@ -44,6 +45,7 @@ class Deps:
     ready: Callable[[], str | None]
     """None when a request would be served now, else why not."""
     close_session: Callable[[str, str], Awaitable[bool]]
+    feedback: Give
     refresh: Callable[[], None]
     """Brings gauges up to date before they are shown."""
 
@@ -54,6 +56,7 @@ def create_app(deps: Deps) -> FastAPI:
     _add_errors(app, deps)
     _add_chat(app, deps)
     _add_sessions(app, deps)
+    add_feedback(app, deps.access, deps.feedback, statuses=_STATUSES)
     _add_info(app, deps)
     return app
 
@@ -146,10 +149,10 @@ def _add_info(app: FastAPI, deps: Deps) -> None:
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
         """The live model, its aliases, and each loaded version."""
-        await deps.access.owner(request.headers)
+        owner = await deps.access.owner(request.headers)
         listed = [
             {"id": name, "object": "model", "created": started, "owned_by": "instar"}
-            for name in deps.server.models()
+            for name in deps.server.models(owner)
         ]
         return _json({"object": "list", "data": listed})
 
@@ -206,6 +209,7 @@ _STATUSES: dict[int | str, str] = {
 
 def _route(request: Request) -> str:
     known = {"/v1/chat/completions": "chat", "/v1/session/done": "session_done"}
+    known["/v1/feedback"] = "feedback"
     return known.get(request.url.path, "other")
 
 

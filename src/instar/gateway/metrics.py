@@ -39,6 +39,9 @@ class Metrics:
         self.lost = Gauge("instar_lost_turns", "Turns that the store never got", registry=make)
         self.backlog = Gauge("instar_backlog_turns", "Turns waiting for the store", registry=make)
         self.engine_errors = Counter("instar_engine_errors_total", "Engine failures", registry=make)
+        self.load_failures = Gauge(
+            "instar_version_load_failures", "Versions that could not be loaded", registry=make
+        )
         self.running = Gauge("instar_requests_in_progress", "Requests in progress", registry=make)
         self.sessions = Gauge("instar_sessions_in_memory", "Sessions in memory", registry=make)
         self.first_token = Histogram(

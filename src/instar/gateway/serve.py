@@ -20,7 +20,7 @@ from instar.gateway.metrics import Metrics
 from instar.gateway.sessions import OpenSession, SessionBook
 from instar.gateway.stitch import Stitched
 from instar.ids import new_id
-from instar.protocols import Engine, Renderer, ReplyReader, Store
+from instar.protocols import Engine, Renderer, ReplyReader, Store, Versions
 from instar.types import BASE_VERSION, Delta, Finish, Message, Piece, Request, Sampling, Turn
 
 _LARGE = 200_000
@@ -43,6 +43,7 @@ class _Draft:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     version: str = BASE_VERSION
+    """The owner's name of it, not the engine's."""
     cached: int = 0
 
 
@@ -55,6 +56,7 @@ class TurnServer:
         config: GatewayConfig,
         name: str,
         engine: Engine,
+        versions: Versions,
         renderer: Renderer,
         store: Store,
         sessions: SessionBook,
@@ -63,6 +65,7 @@ class TurnServer:
         self._config = config
         self._name = name
         self._engine = engine
+        self._versions = versions
         self._renderer = renderer
         self._store = store
         self._sessions = sessions
@@ -76,28 +79,30 @@ class TurnServer:
     def running(self) -> int:
         return self._running
 
-    def models(self) -> list[str]:
-        """Names a client may ask for: the live model, its aliases, and each loaded version."""
-        versions = [f"{self._name}:{version}" for version in self._engine.info.versions]
+    def models(self, owner: str) -> list[str]:
+        """Names this owner may ask for: the live model, its aliases, each loaded version."""
+        versions = [f"{self._name}:{version}" for version in self._versions.names(owner)]
         return [self._name, *self._config.model_aliases, *versions]
 
     async def run(self, owner: str, call: Call, hints: Hints) -> AsyncGenerator[Step, None]:
         """The steps of one reply. Closing this early cancels it and records what there is."""
-        version = self._version_of(call.model)
+        version = self._version_of(owner, call.model)
         if self._running >= self._config.max_queue:
             raise BusyError(self._running, retry_after=self._wait_guess())
         self._running += 1
         self._quiet.clear()
         self._metrics.running.set(self._running)
         try:
-            draft = await self._draft(owner, call, hints)
-            draft.session.busy += 1
-            try:
-                async with aclosing(self._reply(draft, version)) as steps:
-                    async for step in steps:
-                        yield step
-            finally:
-                draft.session.busy -= 1
+            async with self._versions.use(owner, version) as (own, weights):
+                draft = await self._draft(owner, call, hints)
+                draft.version = own
+                draft.session.busy += 1
+                try:
+                    async with aclosing(self._reply(draft, weights)) as steps:
+                        async for step in steps:
+                            yield step
+                finally:
+                    draft.session.busy -= 1
         finally:
             self._running -= 1
             self._metrics.running.set(self._running)
@@ -119,7 +124,9 @@ class TurnServer:
         if room < 1:
             raise ContextError(len(stitched.prompt_ids), self._engine.info.context)
         kind = hints.kind or "main"
-        if kind == "main" and stitched.parent and stitched.next_state:
+        # What a person says in private teaches nothing, not even about the turn before.
+        heard = kind == "main" and not hints.no_train
+        if heard and stitched.parent and stitched.next_state:
             await self._store.saw_next(stitched.parent.id, stitched.next_state)
         return _Draft(
             id=new_id("t"),
@@ -163,13 +170,13 @@ class TurnServer:
             top_logprobs=call.top_logprobs,
         )
 
-    async def _reply(self, draft: _Draft, version: str | None) -> AsyncGenerator[Step, None]:
+    async def _reply(self, draft: _Draft, weights: str) -> AsyncGenerator[Step, None]:
         request = Request(
             id=draft.id,
             prompt_ids=draft.stitched.prompt_ids,
             sampling=draft.sampling,
             session=draft.session.id,
-            version=version,
+            version=weights,
             stream=draft.call.stream,
         )
         finish: Finish | None = None
@@ -202,7 +209,6 @@ class TurnServer:
         if not draft.ids:
             draft.cached = piece.cached
             self._metrics.first_token.observe(time.time() - draft.started)
-        draft.version = piece.version
         draft.ids.extend(piece.ids)
         draft.logprobs.extend(piece.logprobs)
         self._metrics.rate.add(len(piece.ids))
@@ -255,15 +261,16 @@ class TurnServer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _version_of(self, model: str) -> str | None:
-        """None for the live one; `name:version` asks for a version by name."""
+    def _version_of(self, owner: str, model: str) -> str | None:
+        """None for the live one; `name:version` asks for one of the owner's by name."""
         if model == self._name or model in self._config.model_aliases:
             return None
         head, _, version = model.rpartition(":")
-        if head == self._name and version in self._engine.info.versions:
+        if head == self._name and version:
             return version
         raise RequestError(
-            f"The model {model[:80]!r} does not exist here. Served are: {', '.join(self.models())}",
+            f"The model {model[:80]!r} does not exist here. Served are: "
+            f"{', '.join(self.models(owner))}",
             status=404,
             param="model",
             code="model_not_found",
