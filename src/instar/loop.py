@@ -289,7 +289,7 @@ async def _feedback(
 
 
 def _not_ready(engine: Engine) -> str | None:
-    return None if engine_stats(engine).get("ready", True) else "the engine is starting"
+    return None if engine.info.ready else "the engine is starting again"
 
 
 async def _sweep(system: System) -> None:

@@ -7,6 +7,7 @@ a reply where a stop string is complete.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -88,3 +89,21 @@ def byte_tokenizer(special: Sequence[str] = ("<|im_start|>", "<|im_end|>")) -> T
     tokenizer.decoder = ByteLevelDecoder()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
     return tokenizer
+
+
+def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
+    """The bytes of one token, also where they are only a part of a character."""
+    text: str = tokenizer.decode([token], skip_special_tokens=False)
+    if "\ufffd" not in text:
+        return text.encode()
+    named = tokenizer.id_to_token(token) or ""
+    table = _byte_table()
+    return bytes(table[char] for char in named) if set(named) <= table.keys() else text.encode()
+
+
+@cache
+def _byte_table() -> dict[str, int]:
+    """How byte-level tokenizers write a byte: printable ones as themselves, others shifted."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    shifted = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(shifted)}

@@ -106,6 +106,8 @@ class EngineInfo:
     versions: tuple[str, ...] = (BASE_VERSION,)
     """Versions that can be asked for by name now."""
     device: str = "cpu"
+    ready: bool = True
+    """False while the engine is being started again after it died."""
     logprobs_scaled: bool = True
     """False where the engine can only give log-probs at temperature 1 (a foreign vLLM server)."""
 

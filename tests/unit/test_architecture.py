@@ -22,6 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     STAGES,
     ("backends", "envs"),
     ("loop",),
+    ("demo",),
     ("cli", "commands", "dashboard", "status", "__main__"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

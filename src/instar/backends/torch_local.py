@@ -110,6 +110,7 @@ class TorchEngine:
             live=self._live,
             versions=tuple(names),
             device=self._ready.device,
+            ready=self._up.done(),
         )
 
     @property

@@ -25,7 +25,7 @@ from instar.batch.replies import THINK_OPEN, ReplyReader, ReplyRules
 from instar.batch.template import CHATML, Template, compile_template, read_eos_ids, read_template
 from instar.batch.toolform import arguments_of, describe_tools, pick_form, write_calls
 from instar.errors import ModelError, RequestError
-from instar.text import byte_tokenizer
+from instar.text import byte_tokenizer, token_bytes
 from instar.types import Message, Tool, Turn
 
 # Noncharacters: they are valid UTF-8, yet no text of a person contains them.
@@ -158,6 +158,10 @@ class ChatRenderer:
     def token_text(self, token: int) -> str:
         text: str = self.tokenizer.decode([token], skip_special_tokens=False)
         return text
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token stands for; part of a character has no text of its own."""
+        return token_bytes(self.tokenizer, token)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of template text. What a person wrote never becomes a special token."""

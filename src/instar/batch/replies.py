@@ -48,6 +48,8 @@ class ReplyReader:
         self._held = ""
         self._gap = ""
         """Blank space before what may be a call."""
+        self._open = rules.form.open if rules.form else ""
+        """What opened it."""
         self._thought = rules.thinking
         """The reply has, or had, a <think> block, though it may be an empty one."""
         self._content: list[str] = []
@@ -83,6 +85,8 @@ class ReplyReader:
             self._thought = True
         elif bare and not THINK_OPEN.startswith(bare):
             self._state = "content"
+            if self._rules.form and self._rules.form.bare and bare[0] == self._rules.form.bare:
+                self._state, self._open = "tool", ""
         return []
 
     def _in_reasoning(self) -> list[Delta]:
@@ -109,6 +113,7 @@ class ReplyReader:
         text, self._held = self._held[:cut], self._held[cut:]
         if found:
             self._held, self._state = self._held[len(form.open) :], "tool"
+            self._open = form.open
             self._gap = text[len(text.rstrip()) :]
             return self._say(text.rstrip())
         # Blank space before a call belongs to neither, so it waits for what follows.
@@ -146,7 +151,7 @@ class ReplyReader:
                 raise ValueError("no call between the markers")
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             # Not a call after all: the client gets it as the text it is.
-            return self._say(self._gap + form.open + body + close)
+            return self._say(self._gap + self._open + body + close)
         if self._rules.one_call:
             calls, self.done = calls[:1], True
         return [self._add_call(name, arguments) for name, arguments in calls]

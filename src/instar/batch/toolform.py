@@ -30,6 +30,8 @@ class ToolForm:
     """Empty: a call runs to the end of the reply."""
     read: Callable[[str], list[Call]]
     """Reads what stands between; raises ValueError where that is no call."""
+    bare: str = ""
+    """A whole reply that begins with this may be a call without its opening text."""
 
 
 def _read_hermes(body: str) -> list[Call]:
@@ -37,7 +39,7 @@ def _read_hermes(body: str) -> list[Call]:
     body = body.strip()
     if body.startswith("<function="):
         return [_read_qwen_xml(body)]
-    if "<arg_key>" in body:
+    if "<arg_key>" in body or re.fullmatch(r"[\w.-]+", body):
         return [_read_glm(body)]
     return _calls_of(json.loads(body))
 
@@ -122,7 +124,7 @@ def _read_json_calls(body: str) -> list[Call]:
 
 FORMS: dict[str, ToolForm] = {
     "hermes": ToolForm(open="<tool_call>", close="</tool_call>", read=_read_hermes),
-    "llama": ToolForm(open="<|python_tag|>", close="", read=_read_llama),
+    "llama": ToolForm(open="<|python_tag|>", close="", read=_read_llama, bare="{"),
     "mistral": ToolForm(open="[TOOL_CALLS]", close="", read=_read_mistral),
     "deepseek": ToolForm(
         open="<｜tool▁calls▁begin｜>", close="<｜tool▁calls▁end｜>", read=_read_deepseek
@@ -191,7 +193,9 @@ def _calls_of(value: Any) -> list[Call]:
 def _call_of(entry: Any) -> Call:
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         raise ValueError("a call is an object with a name")
-    arguments = entry.get("arguments", entry.get("parameters", {}))
+    arguments = entry.get("arguments", entry.get("parameters"))
+    if arguments is None:
+        return entry["name"], {}
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
     return entry["name"], _object(arguments)

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from instar.config import GatewayConfig
 from instar.errors import BusyError, ContextError, EngineError, RequestError
@@ -22,6 +23,8 @@ from instar.gateway.stitch import Stitched
 from instar.ids import new_id
 from instar.protocols import Engine, Renderer, ReplyReader, Store, Versions
 from instar.types import BASE_VERSION, Delta, Finish, Message, Piece, Request, Sampling, Turn
+
+_HOLD_STEP_S = 0.05
 
 _LARGE = 200_000
 """Characters of history from which on rendering moves to a thread."""
@@ -151,7 +154,7 @@ class TurnServer:
                 call.messages, renderer=self._renderer, tools=call.tools, options=call.options
             )
 
-        size = sum(len(message.get("content") or "") for message in call.messages)
+        size = sum(_length(message.get("content")) for message in call.messages)
         if size > _LARGE or len(call.messages) > 500:
             return await asyncio.to_thread(work)
         return work()
@@ -181,6 +184,7 @@ class TurnServer:
         )
         finish: Finish | None = None
         ended = False
+        await self._hold()
         try:
             async with aclosing(self._engine.generate(request)) as pieces:
                 async for piece in pieces:
@@ -204,6 +208,17 @@ class TurnServer:
         finally:
             if not ended and draft.ids:
                 self._record_cancelled(draft)
+
+    async def _hold(self) -> None:
+        """Wait for an engine that is being started again: clients take a 503 worse than a wait."""
+        until = time.monotonic() + self._config.hold_s
+        while not self._engine.info.ready:
+            if time.monotonic() > until:
+                raise EngineError(
+                    f"the engine is being started again and was not ready within "
+                    f"{self._config.hold_s:g} s (gateway.hold_s)"
+                )
+            await asyncio.sleep(_HOLD_STEP_S)
 
     def _take(self, draft: _Draft, piece: Piece) -> list[Delta]:
         if not draft.ids:
@@ -280,3 +295,10 @@ class TurnServer:
         """Seconds until a place is likely free: rough, but more than nothing."""
         rate = self._metrics.rate.value()
         return max(1, min(60, round(self._running * 64 / rate))) if rate else 5
+
+
+def _length(content: Any) -> int:
+    """Characters of a message's content, whole or in parts."""
+    if isinstance(content, list):
+        return sum(len(part.get("text") or "") for part in content)
+    return len(content or "")

@@ -247,13 +247,15 @@ class ChatWriter:
         if self._call.logprobs:
             tops: Sequence[Sequence[tuple[int, float]]] = piece.top or [()] * len(piece.ids)
             for token, logprob, top in zip(piece.ids, piece.logprobs, tops, strict=True):
+                if token in self._renderer.eos_ids:
+                    continue
                 entry = self._logprob(token, logprob)
                 entry["top_logprobs"] = [self._logprob(i, p) for i, p in top]
                 self._logprobs.append(entry)
 
     def _logprob(self, token: int, logprob: float) -> dict[str, Any]:
         text = self._renderer.token_text(token)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        return {"token": text, "logprob": logprob, "bytes": list(self._renderer.token_bytes(token))}
 
     def _choice(
         self,
