@@ -254,11 +254,7 @@ def _assemble(
         name=config.model.name,
         server=server,
         renderer=renderer,
-        access=Access(
-            keys.owner_of,
-            key_required=not is_loopback(config.gateway.host),
-            local_key=secret("INSTAR_API_KEY"),
-        ),
+        access=_access(config, keys),
         metrics=metrics,
         ready=lambda: _not_ready(engine),
         close_session=close_session,
@@ -274,6 +270,14 @@ def _assemble(
         versions=versions,
         sessions=sessions,
         metrics=metrics,
+    )
+
+
+def _access(config: Config, keys: Keys) -> Access:
+    return Access(
+        keys.owner_of,
+        key_required=not is_loopback(config.gateway.host),
+        local_key=secret("INSTAR_API_KEY"),
     )
 
 
