@@ -169,6 +169,11 @@ def test_a_token_without_a_share_is_never_drawn(
     assert before - 1e-6 <= uniform <= float(sums[drawn.token]) + 1e-6
 
 
+def test_logits_that_are_no_numbers_are_an_error() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        sample(torch.tensor([[0.0, float("nan")]]), [how()])
+
+
 def test_equal_seeds_draw_equal_tokens() -> None:
     logits = torch.randn(1, 500, generator=torch.Generator().manual_seed(1))
 

@@ -116,6 +116,9 @@ class KvPool:
             self.release(kv)
             kv.slab, kv.row = slab, row
             slab.rows.append(kv)
+        # Longer rows of the batch make attention pass over this one's end too. It is masked
+        # there, but 0 times what happens to lie in fresh memory may be not a number.
+        kv.slab.data_LRCW[:, kv.row, kv.length :].zero_()
         kv.group = group
 
     def release(self, kv: Kv) -> None:
@@ -137,8 +140,7 @@ class KvPool:
         rows = slab.data_LRCW.shape[1]
         if len(slab.rows) == rows:
             wider = self._slab(rows * 2, capacity).data_LRCW
-            longest = max(kv.length for kv in slab.rows)
-            wider[:, :rows, :longest].copy_(slab.data_LRCW[:, :, :longest])
+            wider[:, :rows].copy_(slab.data_LRCW)
             slab.data_LRCW = wider
         return slab
 

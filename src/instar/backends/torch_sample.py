@@ -52,6 +52,8 @@ def sample(logits_NV: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
     peak_N1 = scaled_NV.amax(-1, keepdim=True)
     weights_NV = (scaled_NV - peak_N1).exp_()
     norm_N1 = peak_N1 + weights_NV.sum(-1, keepdim=True).log_()
+    if not bool(norm_N1.isfinite().all()):
+        raise ValueError("the model's logits are not finite; expected numbers to draw from")
     greedy = [at for at, draw in enumerate(draws) if draw.temperature == 0]
     limited = [at for at, draw in enumerate(draws) if at not in greedy and _limits(draw, vocab)]
     free = [at for at in range(len(draws)) if at not in greedy and at not in limited]
