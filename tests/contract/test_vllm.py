@@ -133,6 +133,21 @@ async def whole(engine: VersionedEngine, *, version: str | None = None) -> list[
     return [piece async for piece in engine.generate(request)]
 
 
+async def test_the_base_stays_itself_when_every_version_is_resident(
+    engine: VersionedEngine, adapter: Path
+) -> None:
+    before = [piece.ids for piece in await whole(engine)]
+    for version in ("a", "b"):
+        await engine.load(version, adapter)
+    tuned, base = await asyncio.gather(whole(engine, version="b"), whole(engine))
+    alone = await whole(engine)
+    for version in ("a", "b"):
+        await engine.drop(version)
+    assert [piece.ids for piece in base] == before
+    assert [piece.ids for piece in alone] == before
+    assert [piece.ids for piece in tuned] != before
+
+
 async def test_a_killed_core_is_a_dead_server(engine: VersionedEngine) -> None:
     server = server_of(os.getpid())
     long = Request(id="long", prompt_ids=[5] * 20, sampling=Sampling(max_tokens=400))

@@ -79,7 +79,8 @@ async def served(folder: Path, *, plugin: str) -> AsyncIterator[VllmEngine]:
     command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     command += ["--port", str(port), "--api-key", key, "--dtype", config.dtype, *config.args]
     command += ["--max-model-len", "512", "--gpu-memory-utilization", "0.2"]
-    command += ["--enable-lora", "--max-lora-rank", "16", "--max-loras", "2"]
+    # Many slots: this server forgets no adapter, and on CPUs a full table spoils the base.
+    command += ["--enable-lora", "--max-lora-rank", "16", "--max-loras", "12"]
     with tempfile.TemporaryDirectory() as work:
         process = start(command, Path(work), {**config.env, SWITCH: plugin})
         try:

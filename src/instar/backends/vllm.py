@@ -102,6 +102,8 @@ class VersionedEngine:
         self._numbers = itertools.count(1)
         self._idle = asyncio.Condition()
         self._changing = asyncio.Lock()
+        self._leaving = 0
+        """Versions that are forgotten here but not yet by the server."""
         self._made = 0
 
     @property
@@ -164,17 +166,22 @@ class VersionedEngine:
             raise RequestError(f"version {version} is {why}; it cannot be dropped", status=409)
         del self._adapters[version]
         self._info = replace(self._info, versions=tuple(self._adapters))
-        async with self._idle:
-            await self._idle.wait_for(lambda: not adapter.users)
-        await self._link.drop(adapter.number, name=adapter.name)
+        self._leaving += 1
+        try:
+            async with self._idle:
+                await self._idle.wait_for(lambda: not adapter.users)
+            await self._link.drop(adapter.number, name=adapter.name)
+        finally:
+            self._leaving -= 1
 
     def _check_room(self) -> None:
         adapters = [version for version in self._adapters if version != BASE_VERSION]
-        if len(adapters) >= self._config.max_versions:
-            idle = ", ".join(version for version in adapters if version != self._info.live)
+        if len(adapters) + self._leaving >= self._config.max_versions:
+            idle = [version for version in adapters if version != self._info.live]
+            advice = f"drop one of {', '.join(idle)}" if idle else "wait until one has left"
             raise RequestError(
-                f"{len(adapters)} versions are loaded, which is all that engine.max_versions "
-                f"allows; drop one of {idle or 'them'} first",
+                f"{len(adapters)} versions are loaded and {self._leaving} are leaving, which is "
+                f"all that engine.max_versions = {self._config.max_versions} allows; {advice}",
                 status=409,
             )
 
