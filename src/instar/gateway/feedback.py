@@ -89,10 +89,13 @@ def _which(body: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[str | N
     turn, session = (_text(body, name, 256) for name in ("turn", "session"))
     if turn and session:
         raise RequestError("Found turn and session; send one of them.", param="turn")
+    if turn and not (turn.isascii() and turn.isprintable()):
+        raise RequestError("turn is no id of a reply.", param="turn")
     if turn:
         return turn, None
-    hints = read_hints(headers, {"session_id": session} if session else {})
-    named = session or hints.session
+    # What the body names is meant, whatever session a client's headers always send.
+    found = read_hints({} if session else headers, {"session_id": session} if session else {})
+    named = found.session
     if not named:
         raise RequestError(
             "Which reply is meant? Send turn (the id of a reply) or session.", param="turn"

@@ -1,0 +1,293 @@
+"""The gate: may this candidate replace the live version?
+
+Comes in: how the live version and the candidate do on the owner's held-out corrections (turns
+that were corrected and never trained on), and how likely the base and the candidate find the
+reference answers of the retention set. Goes out: a report that accepts or rejects, in words.
+
+The rules, all of which must hold:
+
+- **Held-out corrections.** Each turn has two numbers: the mean KL divergence a token from the
+  policy to the hinted teacher (lower: it does by itself what the person had to ask for), and
+  the mean log-prob a token of the reply that was corrected away (lower: it does that less).
+  The candidate is rejected if either gets worse. Worse means two things at once: the mean over
+  the turns is worse than the live version's by more than the tolerance, and it is not by
+  chance, that is, 95 of 100 paired resamplings of the turns say worse too (bootstrap; the
+  same turns are compared, so that easy and hard ones cancel). One turn cannot be resampled;
+  there the tolerance alone decides. Without held-out corrections there is nothing to compare,
+  which the report says.
+- **Retention.** exp(mean log-prob a token of the candidate - that of the base) over the
+  reference answers must reach `min_retention`: compared with the base and not with the live
+  version, so that many small losses cannot add up to a large one.
+- **Numbers.** A measurement that is missing or not finite rejects: unknown is not fine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from instar.types import Turn
+
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """One entry of the retention set."""
+
+    kind: str
+    """Such as fact, how_to, story, list, translation, code or small_talk."""
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """How one version does on one held-out corrected turn."""
+
+    turn: str
+    teacher_kl: float
+    """Mean a token, policy against hinted teacher, on the recorded reply."""
+    reply_logprob: float
+    """Mean a token of the reply that was corrected away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One measure of two versions over the same turns."""
+
+    live: float
+    candidate: float
+    low: float
+    high: float
+    """Between these lie 90 of 100 resampled differences (candidate - live)."""
+    worse: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateReport:
+    """What the gate measured, what it decided, and why."""
+
+    accepted: bool
+    reasons: tuple[str, ...]
+    """In words: why it was rejected, or what spoke for it."""
+    live: str
+    candidate: str
+    turns: int
+    """Held-out corrections that were compared."""
+    references: int
+    teacher_kl: Comparison | None = None
+    reply_logprob: Comparison | None = None
+    retention: float | None = None
+    """Likelihood of the reference answers, a token, as a share of the base's."""
+    retention_by_kind: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for a manifest or a row. Numbers that JSON cannot hold become null."""
+        found: dict[str, Any] = _plain(dataclasses.asdict(self))
+        return found
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> GateReport:
+        values = dict(found)
+        for name in ("teacher_kl", "reply_logprob"):
+            if values.get(name) is not None:
+                values[name] = Comparison(**values[name])
+        return cls(**{**values, "reasons": tuple(values["reasons"])})
+
+    def text(self) -> str:
+        """For people."""
+        verdict = "accepted" if self.accepted else "REJECTED"
+        lines = [f"{self.candidate} against {self.live}: {verdict}"]
+        lines += [f"  - {reason}" for reason in self.reasons]
+        if self.retention_by_kind:
+            kinds = sorted(self.retention_by_kind.items(), key=lambda pair: pair[1])
+            lines.append("  retention by kind: " + ", ".join(f"{k} {v:.3f}" for k, v in kinds))
+        return "\n".join(lines)
+
+
+MeasureCorrections = Callable[[str, Sequence[Turn]], Awaitable[Sequence[Correction]]]
+"""(version, turns): one measurement a turn, in any order."""
+MeasureAnswers = Callable[[str, Sequence[Reference]], Awaitable[Sequence[float]]]
+"""(version, references): the mean log-prob a token of each answer."""
+
+
+async def examine(
+    candidate: str,
+    *,
+    live: str,
+    base: str,
+    turns: Sequence[Turn],
+    references: Sequence[Reference],
+    corrections: MeasureCorrections,
+    answers: MeasureAnswers,
+    tolerance: float,
+    min_retention: float,
+) -> GateReport:
+    """Measure both versions and decide."""
+    return decide(
+        candidate=candidate,
+        live=live,
+        old=await corrections(live, turns) if turns else (),
+        new=await corrections(candidate, turns) if turns else (),
+        references=references,
+        base_answers=await answers(base, references) if references else (),
+        new_answers=await answers(candidate, references) if references else (),
+        tolerance=tolerance,
+        min_retention=min_retention,
+    )
+
+
+def decide(
+    *,
+    candidate: str,
+    live: str,
+    old: Sequence[Correction],
+    new: Sequence[Correction],
+    references: Sequence[Reference],
+    base_answers: Sequence[float],
+    new_answers: Sequence[float],
+    tolerance: float,
+    min_retention: float,
+) -> GateReport:
+    """The rules above, as a pure function."""
+    wrong = _unusable(old, new, references, base_answers, new_answers)
+    if wrong:
+        return GateReport(
+            accepted=False,
+            reasons=(wrong,),
+            live=live,
+            candidate=candidate,
+            turns=len(old),
+            references=len(references),
+        )
+    against: list[str] = []
+    fine: list[str] = []
+    kl, logprob = _compare(old, new, tolerance=tolerance)
+    for name, found in (("KL to the hinted teacher", kl), ("log-prob of the bad reply", logprob)):
+        if found is not None:
+            (against if found.worse else fine).append(_in_words(name, found, len(old)))
+    if kl is None:
+        fine.append("there are no held-out corrections yet, so none could get worse")
+    kept, by_kind = _retention(references, base_answers, new_answers)
+    if kept is None:
+        fine.append("the retention set is empty, so forgetting was not measured")
+    elif kept < min_retention:
+        against.append(f"retention is {kept:.3f}, below the {min_retention:g} that is asked for")
+    else:
+        fine.append(f"retention is {kept:.3f} ({min_retention:g} is asked for)")
+    return GateReport(
+        accepted=not against,
+        reasons=tuple(against or fine),
+        live=live,
+        candidate=candidate,
+        turns=len(old),
+        references=len(references),
+        teacher_kl=kl,
+        reply_logprob=logprob,
+        retention=kept,
+        retention_by_kind=by_kind,
+    )
+
+
+def retention_set() -> list[Reference]:
+    """The questions and reference answers that come with instar."""
+    file = resources.files("instar.publish").joinpath("data/retention.jsonl")
+    return [Reference(**json.loads(line)) for line in file.read_text("utf-8").splitlines()]
+
+
+def _unusable(
+    old: Sequence[Correction],
+    new: Sequence[Correction],
+    references: Sequence[Reference],
+    base_answers: Sequence[float],
+    new_answers: Sequence[float],
+) -> str | None:
+    """Why these measurements decide nothing."""
+    if {one.turn for one in old} != {one.turn for one in new} or len(old) != len(new):
+        return "the two versions were not measured on the same held-out turns"
+    if not len(references) == len(base_answers) == len(new_answers):
+        return "not every reference answer was measured under both versions"
+    numbers = [n for one in (*old, *new) for n in (one.teacher_kl, one.reply_logprob)]
+    bad = [n for n in (*numbers, *base_answers, *new_answers) if not math.isfinite(n)]
+    if bad:
+        return f"{len(bad)} measurements are not finite numbers (the first is {bad[0]})"
+    return None
+
+
+def _compare(
+    old: Sequence[Correction], new: Sequence[Correction], *, tolerance: float
+) -> tuple[Comparison | None, Comparison | None]:
+    if not old:
+        return None, None
+    by_turn = {one.turn: one for one in new}
+    pairs = [(one, by_turn[one.turn]) for one in old]
+    # Of a divergence the tolerance is a share; of a log-prob it is the same share of a
+    # likelihood, since log(1 + t) is about t.
+    live_kl = fmean(before.teacher_kl for before, _ in pairs)
+    kl = _paired(
+        [before.teacher_kl for before, _ in pairs],
+        [after.teacher_kl for _, after in pairs],
+        margin=tolerance * abs(live_kl),
+    )
+    logprob = _paired(
+        [before.reply_logprob for before, _ in pairs],
+        [after.reply_logprob for _, after in pairs],
+        margin=math.log1p(tolerance),
+    )
+    return kl, logprob
+
+
+def _paired(live: Sequence[float], candidate: Sequence[float], *, margin: float) -> Comparison:
+    """Both measures are better when lower."""
+    differences = np.subtract(candidate, live)
+    # Seeded: the same measurements always give the same decision.
+    chance = np.random.default_rng(len(live))
+    drawn = chance.integers(0, len(live), size=(RESAMPLES, len(live)))
+    means = differences[drawn].mean(axis=1)
+    low, high = (float(np.quantile(means, q)) for q in (1 - CONFIDENCE, CONFIDENCE))
+    worse = float(differences.mean()) > margin and low > 0
+    return Comparison(live=fmean(live), candidate=fmean(candidate), low=low, high=high, worse=worse)
+
+
+def _in_words(name: str, found: Comparison, turns: int) -> str:
+    change = found.candidate - found.live
+    way = "worse" if found.worse else ("better" if change < 0 else "no worse within the tolerance")
+    return (
+        f"{name} on {turns} held-out corrections went from {found.live:.4f} to "
+        f"{found.candidate:.4f} ({change:+.4f}, resampled {found.low:+.4f} to {found.high:+.4f}): "
+        f"{way}"
+    )
+
+
+def _retention(
+    references: Sequence[Reference], base: Sequence[float], new: Sequence[float]
+) -> tuple[float | None, dict[str, float]]:
+    if not references:
+        return None, {}
+    by_kind: dict[str, list[float]] = {}
+    for one, before, after in zip(references, base, new, strict=True):
+        by_kind.setdefault(one.kind, []).append(after - before)
+    every = [change for changes in by_kind.values() for change in changes]
+    return _exp(fmean(every)), {kind: _exp(fmean(changes)) for kind, changes in by_kind.items()}
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(value, 50.0))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,185 @@
+"""The gate: what it accepts, what it rejects, and what it says about it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from store_turns import make_turn
+
+from instar.publish.gate import (
+    Correction,
+    GateReport,
+    Reference,
+    decide,
+    examine,
+    retention_set,
+)
+from instar.types import Turn
+
+REFERENCES = [
+    Reference(kind=kind, question="Why?", answer="So.") for kind in ("fact", "fact", "code")
+]
+
+
+def corrections(kls: Sequence[float], logprobs: Sequence[float] | None = None) -> list[Correction]:
+    logprobs = logprobs or [-1.0] * len(kls)
+    return [
+        Correction(turn=f"t{n}", teacher_kl=kl, reply_logprob=logprob)
+        for n, (kl, logprob) in enumerate(zip(kls, logprobs, strict=True))
+    ]
+
+
+def gate(
+    old: Sequence[Correction] = (), new: Sequence[Correction] = (), **changes: Any
+) -> GateReport:
+    values: dict[str, Any] = {
+        "candidate": "v2",
+        "live": "v1",
+        "old": old,
+        "new": new,
+        "references": REFERENCES,
+        "base_answers": [-1.0, -2.0, -3.0],
+        "new_answers": [-1.0, -2.0, -3.0],
+        "tolerance": 0.02,
+        "min_retention": 0.95,
+    }
+    return decide(**values | changes)
+
+
+def test_a_better_candidate_is_accepted_and_the_report_says_so() -> None:
+    report = gate(corrections([0.5, 0.7, 0.6]), corrections([0.4, 0.5, 0.5], [-1.2] * 3))
+    assert report.accepted
+    assert report.teacher_kl is not None and report.teacher_kl.live == pytest.approx(0.6)
+    assert "went from 0.6000 to 0.4667" in report.text()
+    assert "retention is 1.000" in report.text()
+
+
+def test_one_that_does_worse_on_corrections_is_rejected() -> None:
+    report = gate(corrections([0.5, 0.7, 0.6, 0.4]), corrections([0.6, 0.8, 0.75, 0.5]))
+    assert not report.accepted
+    assert len(report.reasons) == 1
+    assert "KL to the hinted teacher on 4 held-out corrections" in report.reasons[0]
+    assert report.reasons[0].endswith(": worse")
+    assert report.text().startswith("v2 against v1: REJECTED")
+
+
+def test_one_that_likes_the_corrected_reply_more_is_rejected() -> None:
+    """As after a batch whose verdicts were flipped."""
+    old, new = corrections([0.5] * 6), corrections([0.5] * 6, [-0.8] * 6)
+    assert "log-prob of the bad reply" in gate(old, new).reasons[0]
+
+
+def test_chance_and_small_changes_do_not_reject() -> None:
+    noisy = gate(corrections([0.5] * 8), corrections([0.9, 0.2, 0.9, 0.2, 0.9, 0.2, 0.9, 0.2]))
+    assert noisy.teacher_kl is not None
+    assert noisy.teacher_kl.candidate > noisy.teacher_kl.live * 1.02
+    assert noisy.accepted
+    assert gate(corrections([0.5] * 8), corrections([0.505] * 8)).accepted
+    assert not gate(corrections([0.5] * 8), corrections([0.52] * 8)).accepted
+
+
+def test_a_single_turn_is_judged_by_the_tolerance_alone() -> None:
+    assert gate(corrections([0.5]), corrections([0.505])).accepted
+    assert not gate(corrections([0.5]), corrections([0.6])).accepted
+
+
+def test_without_corrections_only_retention_counts() -> None:
+    report = gate()
+    assert report.accepted and "no held-out corrections yet" in report.text()
+    assert report.teacher_kl is None
+
+
+def test_retention_below_the_floor_rejects() -> None:
+    lower = [value + math.log(0.94) for value in (-1.0, -2.0, -3.0)]
+    report = gate(new_answers=lower)
+    assert not report.accepted
+    assert report.retention == pytest.approx(0.94)
+    assert report.reasons == ("retention is 0.940, below the 0.95 that is asked for",)
+    assert gate(new_answers=lower, min_retention=0.93).accepted
+    one_kind = gate(new_answers=[-1.0, -2.0, -3.1])
+    assert one_kind.accepted
+    assert one_kind.retention_by_kind == {
+        "fact": pytest.approx(1.0),
+        "code": pytest.approx(math.exp(-0.1)),
+    }
+    nothing = gate(references=(), base_answers=(), new_answers=())
+    assert nothing.accepted and "was not measured" in nothing.text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"old": corrections([0.5]), "new": ()}, "same held-out turns"),
+        ({"old": corrections([0.5, 0.5]), "new": corrections([0.5])}, "same held-out turns"),
+        ({"new_answers": [-1.0]}, "not every reference answer"),
+        ({"new_answers": [-1.0, math.nan, -3.0]}, "1 measurements are not finite"),
+        ({"old": corrections([0.5]), "new": corrections([math.inf])}, "not finite"),
+    ],
+)
+def test_what_could_not_be_measured_rejects(changes: dict[str, Any], why: str) -> None:
+    report = gate(**changes)
+    assert not report.accepted
+    assert why in report.reasons[0]
+
+
+numbers = st.floats(0, 5)
+measured = st.lists(st.tuples(numbers, numbers), max_size=12)
+
+
+@given(old=measured, data=st.data())
+def test_a_report_is_the_same_each_time_and_survives_json(
+    old: list[tuple[float, float]], data: st.DataObject
+) -> None:
+    new = data.draw(st.lists(st.tuples(numbers, numbers), min_size=len(old), max_size=len(old)))
+    made = [corrections([k for k, _ in one], [-p for _, p in one]) for one in (old, new)]
+    report = gate(*made)
+    assert gate(*made) == report
+    assert GateReport.from_json(json.loads(json.dumps(report.to_json()))) == report
+    # Whoever measures the same twice never loses against oneself.
+    assert gate(made[0], list(reversed(made[0]))).accepted
+
+
+async def test_examining_measures_both_versions_on_the_same_things() -> None:
+    asked: list[tuple[str, int]] = []
+
+    async def measure(version: str, turns: Sequence[Turn]) -> list[Correction]:
+        asked.append((version, len(turns)))
+        kl = {"v1": 0.5, "v2": 0.4}[version]
+        return [Correction(turn=one.id, teacher_kl=kl, reply_logprob=-1.0) for one in turns]
+
+    async def answers(version: str, references: Sequence[Reference]) -> list[float]:
+        asked.append((version, len(references)))
+        return [-1.0] * len(references)
+
+    report = await examine(
+        "v2",
+        live="v1",
+        base="base",
+        turns=[make_turn("t1"), make_turn("t2")],
+        references=retention_set(),
+        corrections=measure,
+        answers=answers,
+        tolerance=0.02,
+        min_retention=0.95,
+    )
+    assert report.accepted and report.turns == 2
+    size = len(retention_set())
+    assert asked == [("v1", 2), ("v2", 2), ("base", size), ("v2", size)]
+
+
+def test_the_retention_set_is_varied_and_clean() -> None:
+    found = retention_set()
+    assert len(found) >= 64
+    assert len({one.question for one in found}) == len(found)
+    kinds = [one.kind for one in found]
+    assert {"fact", "how_to", "story", "list", "translation", "code", "small_talk"} <= set(kinds)
+    assert all(kinds.count(kind) >= 6 for kind in set(kinds))
+    for one in found:
+        assert one.question == one.question.strip() and one.answer == one.answer.strip()
+        assert 3 <= len(one.answer) <= 300
