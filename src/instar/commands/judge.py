@@ -1,0 +1,329 @@
+"""`instar judge`: score what happened next, train the judge, and see whether to trust it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from instar.commands.common import (
+    DEFAULT_HOME,
+    File,
+    Home,
+    Json,
+    Owner,
+    Sets,
+    ask,
+    console,
+    print_json,
+    ready_home,
+    resolve,
+    resolve_last,
+)
+from instar.errors import ConfigError
+
+if TYPE_CHECKING:
+    from instar.config import Config
+    from instar.judge.fit import Fitted
+    from instar.judge.panel import Opinion, PanelJudge
+    from instar.judge.report import Agreement, Judged
+    from instar.record.store import TurnStore
+    from instar.types import Turn
+
+PAGE = 200
+
+app = typer.Typer(no_args_is_help=True, help="Judge turns by what happened next.")
+
+
+@app.command(epilog="Example: instar judge score cases.jsonl --output verdicts.jsonl")
+def score(
+    cases: Annotated[
+        Path,
+        typer.Argument(help='Lines {"request","response","next","role"}.', metavar="FILE"),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", help="Where the lines go; by default here.", metavar="FILE"),
+    ] = None,
+    home: Home = DEFAULT_HOME,
+    file: File = None,
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Score lines and write {"label", "hint", "votes"}, one a line and in their order.
+
+    A label is 1, 0, -1, or null where the judge has no verdict.
+    A line that cannot be read is named and gets an "error"; exit code 1 then.
+    """
+    config = resolve(home=home, file=file, sets=sets).config
+    try:
+        lines = cases.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{cases} cannot be read: {error}") from None
+    rows = asyncio.run(_score_lines(open_judge(config, home), lines))
+    written = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    bad = {at: row["error"] for at, row in enumerate(rows, 1) if "error" in row}
+    if output is not None:
+        output.write_text(written, encoding="utf-8")
+    if as_json:
+        shown = {"output": str(output)} if output else {"results": rows}
+        print_json({"lines": len(rows), "bad": bad, "labels": _label_counts(rows), **shown})
+    elif output is None:
+        typer.echo(written, nl=False)
+    else:
+        typer.echo(f"{len(rows)} lines: {_label_counts(rows)}")
+    for at, problem in bad.items():
+        typer.secho(f"{cases}:{at}: {problem}", fg=typer.colors.RED, err=True)
+    if bad:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: instar judge train --cases my_cases.jsonl")
+def train(
+    cases: Annotated[
+        Path | None,
+        typer.Option(
+            "--cases",
+            help="Labelled lines, used beside the shipped ones.",
+            metavar="FILE",
+        ),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", help="Folder of the frozen model.", metavar="DIR"),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", help="Where the head goes; by default home.", metavar="DIR"),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the networks' beginnings.")] = 0,
+    home: Home = DEFAULT_HOME,
+    as_json: Json = False,
+) -> None:
+    """Train the judge's head on labelled cases and say how it does on those held out.
+
+    The head goes to home, where every judge of this home finds it.
+    """
+    import torch
+
+    from instar.backends.embedded import embedded_model
+    from instar.judge.encoder import Encoder
+    from instar.judge.fit import CASES, Recipe, fit, read_cases
+
+    def say(text: str) -> None:
+        typer.echo(text, err=True)
+
+    home = ready_home(home)
+    labelled = read_cases(CASES) + (read_cases(cases) if cases else [])
+    recipe = Recipe(seed=seed)
+    encoder = Encoder(
+        model or embedded_model(home, say=say),
+        layers=recipe.layers,
+        context=recipe.context,
+        threads=torch.get_num_threads(),
+    )
+    fitted = fit(labelled, encoder, recipe, say=say)
+    folder = output or home / "judge"
+    fitted.head.save(folder)
+    if as_json:
+        print_json({"folder": str(folder), **_fitted_json(fitted)})
+        return
+    _print_agreement(fitted.agreement, rows="label")
+    typer.echo(f"The head is in {folder}.")
+
+
+@app.command(epilog="Example: instar judge calibrate --owner ann")
+def calibrate(
+    home: Home = DEFAULT_HOME,
+    file: File = None,
+    sets: Sets = None,
+    owner: Owner = None,
+    as_json: Json = False,
+) -> None:
+    """Fit the judge to the people who gave explicit feedback, each by their own."""
+    from instar.judge.next_state import case_of
+    from instar.judge.probe import Probe, load_calibrations, save_calibrations
+
+    config = resolve_last(home=home, file=file, sets=sets)
+    home = ready_home(home)
+    found = [one for one in ask(config, home, lambda store: all_turns(store, owner)) if told(one)]
+    panel = open_judge(config, home)
+    if not isinstance(panel.voter, Probe):
+        raise ConfigError("only evaluation.judge.type probe is fitted to people")
+    pairs: dict[str, list[tuple[Any, int]]] = {}
+    for turn in found:
+        case = case_of(turn)
+        if case is not None and turn.verdict is not None:
+            pairs.setdefault(turn.owner, []).append((case, turn.verdict.score))
+    known = load_calibrations(home / "judge")
+    for name, own in pairs.items():
+        cases, scores = zip(*own, strict=True)
+        known[name] = panel.voter.recalibrate(name, cases, scores)
+    save_calibrations(known, home / "judge")
+    if as_json:
+        print_json({name: asdict(one) for name, one in known.items()})
+        return
+    for name, one in known.items():
+        bias = ", ".join(f"{value:+.2f}" for value in one.bias)
+        typer.echo(f"{name}: {one.pairs} pairs, bias {bias}, temperature {one.temperature:.2f}")
+    if not known:
+        typer.echo("Nobody has given feedback on a turn yet: POST /v1/feedback")
+
+
+@app.command(epilog="Example: instar judge report --owner ann --last 200")
+def report(
+    home: Home = DEFAULT_HOME,
+    file: File = None,
+    sets: Sets = None,
+    owner: Owner = None,
+    last: Annotated[
+        int, typer.Option("--last", min=1, help="How many of the latest turns alarms look at.")
+    ] = 100,
+    as_json: Json = False,
+) -> None:
+    """Compare the judge with explicit feedback, and look for signs that it is being gamed.
+
+    Alarms compare the last turns with all before them: verdicts that
+    drift, tool errors that rise together with reward, clarifying
+    questions that multiply. Exit code 0, alarms or not.
+    """
+    from instar.judge.report import agreement, alarms
+
+    config = resolve_last(home=home, file=file, sets=sets)
+    turns = ask(config, home, lambda store: all_turns(store, owner))
+    explicit = [turn for turn in turns if told(turn)]
+    opinions = asyncio.run(_opinions(open_judge(config, home), explicit)) if explicit else []
+    table = agreement(
+        [
+            (turn.verdict.score, one.label)
+            for turn, one in zip(explicit, opinions, strict=True)
+            if turn.verdict is not None and one is not None
+        ]
+    )
+    rows = [row for turn in turns if (row := judged(turn)) is not None]
+    found = alarms(rows, last=last)
+    if as_json:
+        print_json({"judged": len(rows), **_agreement_json(table), "alarms": found})
+        return
+    typer.echo(f"{len(rows)} turns have a verdict, {table.pairs} of them by explicit feedback.")
+    if table.pairs:
+        _print_agreement(table, rows="person")
+    for one in found:
+        typer.secho(f"alarm: {one}", fg=typer.colors.RED)
+    if not found:
+        typer.echo("No alarms.")
+
+
+def open_judge(config: Config, home: Path) -> PanelJudge:
+    """The judge of the config, with the embedded model of this home where it needs one."""
+    from instar.backends.embedded import embedded_model
+    from instar.judge.panel import make_judge
+
+    home = ready_home(home)
+
+    def folder() -> Path:
+        return embedded_model(home, say=lambda text: typer.echo(text, err=True))
+
+    return make_judge(config, folder=folder, home=home)
+
+
+def told(turn: Turn) -> bool:
+    """Whether a person gave explicit feedback on it and something followed it, too."""
+    return (
+        turn.verdict is not None and turn.verdict.source == "person" and turn.next_state is not None
+    )
+
+
+def judged(turn: Turn) -> Judged | None:
+    """A turn as the report's alarms see it; None without a verdict."""
+    from instar.judge.next_state import message_text
+    from instar.judge.report import Judged
+    from instar.judge.rules import is_tool_error
+
+    if turn.verdict is None or turn.kind != "main":
+        return None
+    following = turn.next_state.messages if turn.next_state else ()
+    results = [message_text(one) for one in following if one.get("role") == "tool"]
+    text = message_text(turn.reply)
+    return Judged(
+        score=turn.verdict.score,
+        tool_error=any(map(is_tool_error, results)) if results else None,
+        asks=not turn.reply.get("tool_calls") and text.rstrip().endswith(("?", "?", "؟")),
+    )
+
+
+async def all_turns(store: TurnStore, owner: str | None) -> list[Turn]:
+    """Every turn, oldest first."""
+    found: list[Turn] = []
+    after: tuple[str, str] | None = None
+    while page := await store.session_keys(owner, PAGE, after):
+        for name, session in page:
+            found += await store.turns(name, session)
+        after = page[-1]
+    return sorted(found, key=lambda turn: turn.created)
+
+
+async def _opinions(judge: PanelJudge, turns: Sequence[Turn]) -> list[Opinion | None]:
+    return [await judge.opinion(turn) for turn in turns]
+
+
+async def _score_lines(judge: PanelJudge, lines: Sequence[str]) -> list[dict[str, Any]]:
+    from instar.judge.fit import case_from
+
+    rows: list[dict[str, Any]] = []
+    for line in lines:
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError(f"found {type(row).__name__}, expected an object")
+            case = case_from(row)
+        except ValueError as error:
+            rows.append({"label": None, "hint": None, "votes": [], "error": str(error)})
+            continue
+        opinion = await judge.consider(case)
+        rows.append({"label": opinion.label, "hint": opinion.hint, "votes": list(opinion.votes)})
+    return rows
+
+
+def _label_counts(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
+    labels = [row["label"] for row in rows]
+    return {str(one): labels.count(one) for one in (1, 0, -1, None)}
+
+
+def _agreement_json(table: Agreement) -> dict[str, Any]:
+    return {
+        "pairs": table.pairs,
+        "accuracy": table.accuracy,
+        "macro_f1": table.macro_f1,
+        "confusion": [
+            {"person": person, "judge": judge, "count": count}
+            for (person, judge), count in table.table.items()
+        ],
+    }
+
+
+def _fitted_json(fitted: Fitted) -> dict[str, Any]:
+    missed = [
+        {"kind": one.kind, "next": one.case.next, "label": one.label, "found": found}
+        for one, found in fitted.missed
+    ]
+    return {**_agreement_json(fitted.agreement), "missed": missed}
+
+
+def _print_agreement(table: Agreement, *, rows: str) -> None:
+    from rich.table import Table
+
+    from instar.judge.report import LABELS
+
+    columns: tuple[int | None, ...] = (*LABELS, None)
+    drawn = Table(rows, *("judge none" if one is None else f"judge {one:+d}" for one in columns))
+    for person in LABELS:
+        drawn.add_row(f"{person:+d}", *(str(table.table.get((person, one), 0)) for one in columns))
+    console().print(drawn)
+    if table.accuracy is not None and table.macro_f1 is not None:
+        typer.echo(f"accuracy {table.accuracy:.3f}, macro-F1 {table.macro_f1:.3f}")

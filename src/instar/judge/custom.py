@@ -1,0 +1,107 @@
+"""Anyone's own judge: a class in a Python file, with the methods that OpenClaw-RL's had.
+
+    class MyReward:
+        def compute_reward(self, prompt: str, response: str, next_feedback: str) -> float: ...
+        def batch_compute_rewards(self, batch): ...   # optional: {"prompt","response","feedback"}
+
+It is named as `file.py:Class`. A reward above the dead zone is +1, below it -1, inside it 0;
+one that is no number is no vote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from instar.config import CustomJudge
+from instar.errors import ConfigError, JudgeError
+from instar.judge.next_state import Case
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomVoter:
+    """Asks the person's own class, in a thread: it may be slow."""
+
+    model: Any
+    dead_zone: float = 0.0
+
+    async def votes(self, case: Case, count: int) -> Sequence[int | None]:
+        rewards = await asyncio.to_thread(self._rewards, [case] * count)
+        if len(rewards) != count:
+            raise JudgeError(f"batch_compute_rewards gave {len(rewards)} rewards for {count} items")
+        return [to_vote(reward, dead_zone=self.dead_zone) for reward in rewards]
+
+    def _rewards(self, cases: Sequence[Case]) -> list[Any]:
+        if hasattr(self.model, "batch_compute_rewards"):
+            batch = [
+                {"prompt": one.request, "response": one.response, "feedback": one.next}
+                for one in cases
+            ]
+            found = self.model.batch_compute_rewards(batch)
+            # A tensor or an array, as the seed's returns one, becomes a list of numbers.
+            return found.tolist() if hasattr(found, "tolist") else list(found)
+        return [self.model.compute_reward(one.request, one.response, one.next) for one in cases]
+
+
+def to_vote(reward: object, *, dead_zone: float = 0.0) -> int | None:
+    """The sign of a reward, or None for what is no number."""
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or math.isnan(reward):
+        return None
+    if abs(reward) <= dead_zone:
+        return 0
+    return 1 if reward > 0 else -1
+
+
+def load_custom(settings: CustomJudge) -> CustomVoter:
+    """Read `file.py:Class` and make one. Raises ConfigError that says what is missing."""
+    path, colon, name = settings.path.rpartition(":")
+    if not colon or not name.isidentifier():
+        raise ConfigError(
+            f"evaluation.judge.path is {settings.path!r}, expected FILE.py:Class, "
+            "such as custom_reward.py:CustomRewardModel"
+        )
+    made = _class(Path(path).expanduser(), name)
+    arguments = [settings.checkpoint_path] if settings.checkpoint_path else []
+    try:
+        model = made(*arguments)
+    except Exception as error:  # somebody else's code
+        wanted = ", ".join(_parameters(made)) or "nothing"
+        raise ConfigError(
+            f"{name} of {path} could not be made: {error!r}. It takes: {wanted}; "
+            "evaluation.judge.checkpoint_path is handed to it as its first argument"
+        ) from error
+    if not (hasattr(model, "compute_reward") or hasattr(model, "batch_compute_rewards")):
+        raise ConfigError(
+            f"{name} of {path} has neither compute_reward(prompt, response, next_feedback) "
+            "nor batch_compute_rewards(batch); add one of them"
+        )
+    return CustomVoter(model=model, dead_zone=settings.dead_zone)
+
+
+def _class(file: Path, name: str) -> Any:
+    if not file.is_file():
+        raise ConfigError(f"evaluation.judge.path names {file}, which is not here")
+    spec = importlib.util.spec_from_file_location(f"instar_custom_{file.stem}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # somebody else's code
+        raise ConfigError(f"{file} cannot be imported: {error!r}") from error
+    if not hasattr(module, name):
+        classes = [one for one, _ in inspect.getmembers(module, inspect.isclass)]
+        raise ConfigError(f"{file} has no class {name}; it has {', '.join(classes) or 'none'}")
+    return getattr(module, name)
+
+
+def _parameters(made: Any) -> Iterable[str]:
+    try:
+        return list(inspect.signature(made).parameters)
+    except (TypeError, ValueError):
+        return []

@@ -1,0 +1,145 @@
+"""What can be read off the words alone: counts of telling words, shapes and overlaps.
+
+In comes a `Case`, out goes a fixed-length list of numbers, named by `NAMES`. Everything is
+looked for in the whole next state, so that an error at the end of a long tool result counts.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+from instar.judge.lexicon import count, lowered, names, patterns
+from instar.judge.next_state import Case
+
+CAP = 3
+"""A word said more often than this says no more."""
+
+_GROUPS = names("words", "parts")
+_OPENING = 24
+"""Characters in which a word counts as the reply's beginning."""
+_WORD = re.compile(r"\w+")
+_NEGATED = re.compile(
+    r"(?<!\w)(?:not|no|never|\w+n't|without|nicht|kein\w*|pas|non|não|niet|nie|не)\W+"
+    r"(?:\w+\W+){0,2}?"
+    r"(?:good|great|helpful|right|correct|clear|useful|perfect|nice|true|funny|close|it\b|what|"
+    r"gut|richtig|bien|bueno|correcto|giusto|certo|goed|dobrze|правильно|верно)"
+)
+_CLEARED = re.compile(
+    r"(?<!\w)(?:no|not a single|nothing|zero|without|never|isn't|doesn't|didn't|can't|couldn't|"
+    r"don't)\W+(?:\w+\W+){0,3}?"
+    r"(?:mistakes?|errors?|problems?|issues?|warnings?|complaints?|complain|wrong|bugs?|broken|"
+    r"crash\w*|miss|change|fault|better|happen)"
+)
+_SCORN = re.compile(
+    r"\bthanks for nothing|\boh,? (?:great|good|perfect|brilliant|wonderful|lovely|nice|wow)|"
+    r"\bso helpful\. not|\byeah,? right|\bcaptain obvious|\bgreat (?:job|work) \w+ing|\bgee,|"
+    r"\bjust (?:perfect|great)\b.*\.|\bpigs can fly|\bnobody asked|\bna (?:toll|super|prima)\b|"
+    r"\bcongratulations,|\bbravo[.,!]? \w|\.\.\. ?not\b|\bi see\.$|\bsure,? (?:because|and)"
+)
+_STOP = frozenset(
+    """the a an of to in is are was it i you and or for on with my me do how what be can this
+    that at as""".split()  # noqa: SIM905
+)
+
+NAMES: tuple[str, ...] = (
+    *(f"count:{name}" for name in _GROUPS),
+    *(f"opening:{name}" for name in _GROUPS),
+    *(f"tool:{name}" for name in names("tools")),
+    *("praise_then_contrast", "negated_praise", "cleared", "scorn", "praise_only", "wrong_only"),
+    *("length", "is_short", "is_tiny", "question_end", "questions", "exclamations", "dots", "caps"),
+    *(
+        "same_request",
+        "same_response",
+        "request_in_next",
+        "asked_back",
+        "is_tool",
+        "digits",
+        "newlines",
+    ),
+    *("latin", "cased_start"),
+)
+
+
+def features(case: Case) -> list[float]:
+    """One number for each of `NAMES`."""
+    text = lowered(case.next)
+    counts = {name: _count(name, text) for name in _GROUPS}
+    if case.role == "tool":
+        # Words of praise or blame in a file that was read say nothing about the reading.
+        counts = dict.fromkeys(counts, 0.0)
+    opening = text[:_OPENING]
+    values = [
+        *counts.values(),
+        *(0.0 if case.role == "tool" else min(_count(name, opening), 1.0) for name in _GROUPS),
+        *_tool_shapes(text, is_tool=case.role == "tool"),
+        *_combinations(text, counts),
+        *_shape(case.next),
+        *_overlaps(case),
+    ]
+    assert len(values) == len(NAMES)
+    return values
+
+
+def _count(name: str, text: str) -> float:
+    return float(min(count(text, name), CAP))
+
+
+def _tool_shapes(text: str, *, is_tool: bool) -> Iterator[float]:
+    for pattern in patterns("tools").values():
+        yield float(is_tool and pattern.search(text) is not None)
+
+
+def _combinations(text: str, counts: dict[str, float]) -> tuple[float, ...]:
+    praised = counts["praise"] + counts["thanks"] + counts["works"] + counts["emoji_up"] > 0
+    blamed = counts["wrong"] + counts["not_working"] + counts["not_asked"] + counts["complaint"] > 0
+    return (
+        float(praised and counts["contrast"] > 0),
+        float(_NEGATED.search(text) is not None),
+        float(_CLEARED.search(text) is not None),
+        float(_SCORN.search(text) is not None),
+        float(praised and not blamed and not counts["contrast"]),
+        float(blamed and not praised),
+    )
+
+
+def _shape(text: str) -> tuple[float, ...]:
+    words = _WORD.findall(text)
+    letters = [one for one in text if one.isalpha()]
+    return (
+        math.log1p(len(text)) / 5,
+        float(len(words) <= 4),
+        float(len(words) <= 1),
+        float(text.rstrip().endswith(("?", "?", "؟"))),
+        float(min(sum(text.count(mark) for mark in "??؟"), CAP)),
+        float(min(text.count("!") + text.count("!"), CAP)),
+        float("..." in text or "…" in text),
+        sum(one.isupper() for one in letters) / max(1, len(letters)),
+    )
+
+
+def _overlaps(case: Case) -> tuple[float, ...]:
+    request, response, following = (
+        _content(one) for one in (case.request, case.response, case.next)
+    )
+    letters = [one for one in case.next if one.isalpha()]
+    return (
+        _share(request & following, request | following),
+        _share(response & following, response | following),
+        _share(request & following, request),
+        float(case.response.rstrip().endswith(("?", "?", "؟"))),
+        float(case.role == "tool"),
+        float(any(one.isdigit() for one in case.next)),
+        math.log1p(case.next.count("\n")) / 3,
+        sum(one < "ɐ" for one in letters) / max(1, len(letters)),
+        float(case.next[:1].isupper()),
+    )
+
+
+def _content(text: str) -> set[str]:
+    return {word for word in _WORD.findall(text.lower()) if word not in _STOP and len(word) > 1}
+
+
+def _share(part: set[str], whole: set[str]) -> float:
+    return len(part) / max(1, len(whole))
