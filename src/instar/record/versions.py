@@ -110,13 +110,13 @@ class VersionBook:
 
     async def line(self, owner: str, name: str) -> list[Version]:
         """A version and all it came from, newest first; ends before the base."""
-        return await self._store.read(lambda c: lineage.ancestry(_known(c, owner), name))
+        return await self._store.read(lambda c: lineage.ancestry(known_versions(c, owner), name))
 
     async def turns(self, owner: str, name: str) -> list[str]:
         """All turns that a version was trained on, those of its ancestors first."""
 
         def query(connection: sa.Connection) -> list[str]:
-            line = lineage.ancestry(_known(connection, owner), name)
+            line = lineage.ancestry(known_versions(connection, owner), name)
             return lineage.trained_by(connection, owner, [one.name for one in line])
 
         return await self._store.read(query)
@@ -133,7 +133,9 @@ class VersionBook:
         def query(connection: sa.Connection) -> set[str]:
             names = None
             if line is not None:
-                names = [one.name for one in lineage.ancestry(_known(connection, owner), line)]
+                names = [
+                    one.name for one in lineage.ancestry(known_versions(connection, owner), line)
+                ]
             return lineage.among_trained(connection, owner, turns, names)
 
         return await self._store.read(query)
@@ -173,7 +175,7 @@ def versions_of(connection: sa.Connection, owner: str, session: str) -> tuple[li
         .distinct()
     )
     direct = set(connection.scalars(query))
-    known = _known(connection, owner)
+    known = known_versions(connection, owner)
     return [name for name in known if name in direct], lineage.offspring(known, direct)
 
 
@@ -187,7 +189,7 @@ def make_live(connection: sa.Connection, owner: str, name: str) -> None:
         connection.execute(sa.update(versions).where(going).values(state="live"))
 
 
-def _known(connection: sa.Connection, owner: str) -> dict[str, Version]:
+def known_versions(connection: sa.Connection, owner: str) -> dict[str, Version]:
     """All versions of an owner by name, oldest first, without their turns."""
     query = sa.select(versions).where(versions.c.owner == owner).order_by(versions.c.number)
     rows = connection.execute(query).mappings().all()
@@ -210,7 +212,7 @@ def _count_up(connection: sa.Connection, owner: str) -> int:
 
 
 def _add(connection: sa.Connection, version: Version) -> bool | Refused:
-    owner, known = version.owner, _known(connection, version.owner)
+    owner, known = version.owner, known_versions(connection, version.owner)
     number = version.name.removeprefix("v")
     if not number.isdecimal() or version.name in known or version.state != "candidate":
         return Refused(
@@ -252,7 +254,7 @@ def _promote(
     keep: bool,
     anyway: bool,
 ) -> str | Refused:
-    known = _known(connection, owner)
+    known = known_versions(connection, owner)
     if name != BASE_VERSION and (why := _unfit(known, owner, name, anyway=anyway)):
         return Refused(why)
     before = lineage.live_name(connection, owner)
@@ -289,7 +291,7 @@ def _rollback(connection: sa.Connection, owner: str) -> tuple[str, str] | Refuse
     before = lineage.live_name(connection, owner)
     if before == BASE_VERSION:
         return Refused(f"{owner} is served by the base already; there is nothing before it.")
-    after = lineage.last_good(lineage.ancestry(_known(connection, owner), before)[1:])
+    after = lineage.last_good(lineage.ancestry(known_versions(connection, owner), before)[1:])
     make_live(connection, owner, after)
     return before, after
 
@@ -297,7 +299,7 @@ def _rollback(connection: sa.Connection, owner: str) -> tuple[str, str] | Refuse
 def _prune(
     connection: sa.Connection, owner: str, keep: int, named: Collection[str]
 ) -> list[Version]:
-    known = _known(connection, owner)
+    known = known_versions(connection, owner)
     line = lineage.ancestry(known, lineage.live_name(connection, owner))
     safe = {*named, *(one.name for one in line[: keep + 1]), *list(known)[-keep:]}
     waiting = (rebuilds.c.owner == owner) & rebuilds.c.finished.is_(None)
