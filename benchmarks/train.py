@@ -160,9 +160,9 @@ def tokenizer(vocab: int) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="t1", eos_token="t2")
 
 
-def trainer_for(folder: Path, args: argparse.Namespace, *, checkpointing: bool) -> TorchTrainer:
+def trainer_for(folder: Path, args: argparse.Namespace) -> TorchTrainer:
     training = TrainingConfig(
-        lora_target_modules=["all-linear"], gradient_checkpointing=checkpointing
+        lora_target_modules=["all-linear"], gradient_checkpointing=args.checkpointing
     )
     return TorchTrainer(folder, training, device=args.device)
 
@@ -183,7 +183,7 @@ def seconds(work: Callable[[], object], *, rounds: int, device: str) -> float:
 
 
 def measure_sessions(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
-    trainer = trainer_for(folder, args, checkpointing=args.checkpointing)
+    trainer = trainer_for(folder, args)
     vocab = trainer.model.vocab
     trainer.step(merged(session("comb", prompt=64, each=20, vocab=vocab), 10_000))
     rows = []
@@ -215,41 +215,52 @@ def count(batch: Batch) -> int:
 
 
 def measure_trl(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Both trainers with gradient checkpointing, which TRL has on by default."""
     try:
         from trl import GRPOConfig, GRPOTrainer
     except ImportError as error:
         print(f"TRL is not installed here ({error}); its part is left out.", file=sys.stderr)
         return []
-    rows = []
-    ours = trainer_for(folder, args, checkpointing=True)
-    vocab = ours.model.vocab
-    cases = {
-        form: replies(form, prompt=args.trl_prompt, reply=args.trl_reply, vocab=vocab)
-        for form in ("group", "apart")
-    }
-    speed: dict[str, float] = {}
-    for form, turns in cases.items():
-        batch = merged(turns, args.budget)
-        ours.step(batch)
-        took = seconds(lambda b=batch: ours.step(b), rounds=args.rounds, device=args.device)
-        speed[form] = took
+    ours = own_seconds(folder, args)
     theirs = trl_trainer(GRPOConfig, GRPOTrainer, folder, args)
-    for form, turns in cases.items():
+    rows = []
+    for form, turns in eight(args, theirs.model.config.vocab_size).items():
         inputs = trl_inputs(turns, theirs.accelerator.device)
-        trl_step(theirs, inputs)
-        took = seconds(lambda i=inputs: trl_step(theirs, i), rounds=args.rounds, device=args.device)
+        trl_step(theirs, inputs, args.trl_micro)
+        took = seconds(
+            lambda i=inputs: trl_step(theirs, i, args.trl_micro),
+            rounds=args.rounds,
+            device=args.device,
+        )
         size = sum(len(one.turn.ids) for one, _ in turns)
         rows.append(
             {
                 "form": form,
                 "tokens": size,
-                "instar_tokens_s": size / speed[form],
+                "instar_tokens_s": size / ours[form],
                 "trl_tokens_s": size / took,
-                "times": took / speed[form],
+                "times": took / ours[form],
             }
         )
     return rows
+
+
+def eight(args: argparse.Namespace, vocab: int) -> dict[str, Turns]:
+    return {
+        form: replies(form, prompt=args.trl_prompt, reply=args.trl_reply, vocab=vocab)
+        for form in ("group", "apart")
+    }
+
+
+def own_seconds(folder: Path, args: argparse.Namespace) -> dict[str, float]:
+    trainer = trainer_for(folder, args)
+    found = {}
+    for form, turns in eight(args, trainer.model.vocab).items():
+        batch = merged(turns, args.budget)
+        trainer.step(batch)
+        found[form] = seconds(
+            lambda b=batch: trainer.step(b), rounds=args.rounds, device=args.device
+        )
+    return found
 
 
 def trl_trainer(config: Any, trainer: Any, folder: Path, args: argparse.Namespace) -> Any:
@@ -278,7 +289,7 @@ def trl_trainer(config: Any, trainer: Any, folder: Path, args: argparse.Namespac
             loss_type="grpo",
             bf16=on_gpu,
             use_cpu=not on_gpu,
-            gradient_checkpointing=True,
+            gradient_checkpointing=args.checkpointing,
             model_init_kwargs={"dtype": "bfloat16" if on_gpu else "float32"},
             max_steps=1,
             report_to=[],
@@ -291,8 +302,10 @@ def trl_trainer(config: Any, trainer: Any, folder: Path, args: argparse.Namespac
     )
     # What is trained is given, not drawn.
     made._prepare_inputs = lambda inputs: inputs
-    made.current_gradient_accumulation_steps = 1
+    made.current_gradient_accumulation_steps = GROUP // args.trl_micro
     made.model.train()
+    if args.checkpointing:  # which otherwise happens in train()
+        made.model.gradient_checkpointing_enable({"use_reentrant": False})
     made.create_optimizer()
     return made
 
@@ -318,8 +331,10 @@ def trl_inputs(turns: Turns, device: torch.device) -> dict[str, torch.Tensor]:
     }
 
 
-def trl_step(trainer: Any, inputs: dict[str, torch.Tensor]) -> None:
-    trainer.training_step(trainer.model, inputs, None)
+def trl_step(trainer: Any, inputs: dict[str, torch.Tensor], micro: int) -> None:
+    for at in range(0, GROUP, micro):
+        part = {name: value[at : at + micro] for name, value in inputs.items()}
+        trainer.training_step(trainer.model, part, None)
     trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), 1.0)
     trainer.optimizer.step()
     trainer.optimizer.zero_grad()
@@ -354,7 +369,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--trl", action="store_true", help="compare with TRL's GRPOTrainer too")
     parser.add_argument("--trl-prompt", type=int, default=2000)
     parser.add_argument("--trl-reply", type=int, default=500)
-    parser.add_argument("--budget", type=int, default=1 << 15, help="tokens a forward pass")
+    parser.add_argument("--trl-micro", type=int, default=4, help="sequences a pass of TRL's")
+    parser.add_argument("--budget", type=int, default=10_240, help="tokens a pass of instar's")
     parser.add_argument("--only-trl", action="store_true", help="leave the sessions out")
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     args = parser.parse_args()
