@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from instar import __version__
-from instar.commands import bench, config, judge, keys, model, serve, sessions
+from instar.commands import bench, config, judge, keys, learning, model, serve, sessions, versions
 from instar.commands.common import Json, print_json
 from instar.errors import InstarError
 
@@ -37,6 +37,8 @@ app.command("up", epilog=serve.UP_EPILOG)(serve.up)
 app.command("serve", epilog=serve.SERVE_EPILOG)(serve.serve)
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(judge.app, name="judge")
+app.add_typer(versions.app, name="versions")
+app.add_typer(learning.app, name="learning")
 app.add_typer(keys.app, name="keys")
 app.add_typer(config.app, name="config")
 app.add_typer(model.app, name="model", hidden=True)

@@ -203,15 +203,9 @@ def _renderer(config: Config, folder: Path | None) -> ChatRenderer:
     )
 
 
-def versions_folder(home: Path) -> Path:
-    """Where the files of all versions are."""
-    return home / "versions"
-
-
 def _follower(engine: Engine, store: TurnStore, home: Path) -> VersionFollower:
     book = VersionBook(store)
-    files = VersionFiles(versions_folder(home))
-    return VersionFollower(engine, files, live=book.live, find=book.get)
+    return VersionFollower(engine, VersionFiles.of_home(home), live=book.live, find=book.get)
 
 
 def _assemble(

@@ -27,6 +27,7 @@ from instar.commands.common import (
 from instar.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
+    from instar.record.forget import Forgotten
     from instar.record.store import TurnStore
     from instar.types import Session, Turn
 
@@ -161,6 +162,59 @@ def done(
         print_json({"session": found.id, "owner": found.owner, "closed": True})
     else:
         typer.echo(f"{found.id} is closed.")
+
+
+@app.command(epilog="Example: instar sessions forget s0199a5c3")
+def forget(
+    session: Id,
+    home: Home = DEFAULT_HOME,
+    file: File = None,
+    sets: Sets = None,
+    owner: Owner = None,
+    as_json: Json = False,
+) -> None:
+    """Remove a session for good, and put every version that learned from it out of service.
+
+    The newest version that did not learn from it serves at once; the
+    trainer then makes the others again without this session.
+    """
+    config = resolve_last(home=home, file=file, sets=sets)
+
+    async def query(store: TurnStore) -> Forgotten:
+        from instar.gateway.auth import LOCAL_OWNER
+        from instar.record.forget import forget_session
+        from instar.record.versions import VersionBook
+
+        try:
+            found = await find(store, session, owner=owner)
+        except StoreError:
+            # It may have been forgotten by a command that died before the files were gone.
+            whose = owner or LOCAL_OWNER
+            if not await VersionBook(store).of_session(whose, session):
+                raise
+            return await forget_session(store, whose, session)
+        return await forget_session(store, found.owner, found.id)
+
+    done = ask(config, home, query)
+    _remove_files(home, done)
+    if as_json:
+        tainted = [one.name for one in done.tainted]
+        print_json({**dataclasses.asdict(done), "tainted": tainted})
+        return
+    typer.echo(f"{done.session} of {done.owner} is forgotten: {done.turns} turns are removed.")
+    if done.tainted:
+        names = ", ".join(one.name for one in done.tainted)
+        typer.echo(f"These versions learned from it and are removed: {names}.")
+    if done.rebuild:
+        typer.echo(f"{done.live} serves instead of {done.was_live}, which will be made again.")
+
+
+def _remove_files(home: Path, done: Forgotten) -> None:
+    from instar.publish.versions import VersionFiles
+
+    files = VersionFiles.of_home(home)
+    for one in done.tainted:
+        files.remove(one.owner, one.name)
 
 
 async def find(store: TurnStore, session: str, *, owner: str | None) -> Session:

@@ -6,7 +6,7 @@ damaged later is refused by name. Whether a version serves is no matter of files
 says that, and a version that the store does not know does not exist.
 
 Example:
-    files = VersionFiles(home / "versions")
+    files = VersionFiles.of_home(home)
     manifest = files.write(Version(...), lambda folder: model.save_pretrained(folder))
     files.read("anna", "v1")
 """
@@ -60,6 +60,11 @@ class VersionFiles:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+
+    @classmethod
+    def of_home(cls, home: Path) -> VersionFiles:
+        """Those in the folder that holds everything."""
+        return cls(home.expanduser().resolve() / "versions")
 
     def folder(self, owner: str, name: str) -> Path:
         if name in (BASE_VERSION, "", ".", "..") or "/" in name or name.startswith("."):
