@@ -8,7 +8,18 @@ import typer
 from typer.core import TyperGroup
 
 from instar import __version__
-from instar.commands import bench, config, judge, keys, learning, model, serve, sessions, versions
+from instar.commands import (
+    bench,
+    config,
+    judge,
+    keys,
+    learning,
+    model,
+    serve,
+    sessions,
+    train,
+    versions,
+)
 from instar.commands.common import Json, print_json
 from instar.errors import InstarError
 
@@ -35,6 +46,7 @@ app = typer.Typer(
 )
 app.command("up", epilog=serve.UP_EPILOG)(serve.up)
 app.command("serve", epilog=serve.SERVE_EPILOG)(serve.serve)
+app.command("train", epilog=train.TRAIN_EPILOG)(train.train)
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(judge.app, name="judge")
 app.add_typer(versions.app, name="versions")

@@ -169,6 +169,8 @@ class StoreConfig(Section):
 class TrainingConfig(Section):
     """How the model learns. Defaults are the recipe that learned without forgetting."""
 
+    enabled: bool = True
+    """Learn in the background while `instar up` runs."""
     method: Literal["binary", "opd", "combine"] = "combine"
     """`binary` learns from verdicts, `opd` from hints, `combine` from both."""
     batch_size: int = Field(default=16, ge=1)
@@ -221,6 +223,18 @@ class TrainingConfig(Section):
     """Longest gradient; a longer one is scaled down to it."""
     holdout_share: float = Field(default=0.15, ge=0, lt=1)
     """Share of the corrected turns that are never trained on: the gate measures versions there."""
+    steps_per_batch: int = Field(default=1, ge=1)
+    """Optimiser steps on each batch; importance weights account for the ones before."""
+    guidance: float = Field(default=0.0, ge=0)
+    """How much further than the hinted base the teacher goes, away from the base unhinted."""
+    max_staleness: int = Field(default=4, ge=0)
+    """Turns sampled by a version this many before the live one, or more, are left out."""
+    max_tokens: int = Field(default=8192, ge=64)
+    """Tokens in one forward pass; a longer session is cut between turns."""
+    gate_turns: int = Field(default=32, ge=1)
+    """Held-out corrections that the gate looks at, the newest ones."""
+    gate_references: int = Field(default=24, ge=0)
+    """Reference answers of the retention set that the gate looks at."""
     gate_tolerance: float = Field(default=0.02, ge=0)
     """How much worse than the live one, as a share, a version may do on held-out corrections."""
     min_retention: float = Field(default=0.95, ge=0, le=1)

@@ -139,7 +139,7 @@ async def open_system(
     config: Config, home: Path, *, say: Callable[[str], None] = log.info
 ) -> AsyncIterator[System]:
     """Everything but the socket; tests call its app in-process."""
-    url = config.store.url or f"sqlite:///{home / 'instar.db'}"
+    url = store_url(config, home)
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(
             open_store(
@@ -201,6 +201,11 @@ def _renderer(config: Config, folder: Path | None) -> ChatRenderer:
     return ChatRenderer.from_folder(
         folder, tokenizer=config.model.tokenizer_path, tool_parser=config.gateway.tool_parser
     )
+
+
+def store_url(config: Config, home: Path) -> str:
+    """The store's address: the one that is set, or a file in home."""
+    return config.store.url or f"sqlite:///{home / 'instar.db'}"
 
 
 def _follower(engine: Engine, store: TurnStore, home: Path) -> VersionFollower:

@@ -21,9 +21,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("config", "config_yaml", "config_load"),
     STAGES,
     ("backends", "envs"),
-    ("loop",),
+    ("loop", "learn"),
     ("demo",),
-    ("cli", "commands", "dashboard", "status", "__main__"),
+    ("cli", "commands", "dashboard", "status", "rollouts", "test_rollout", "__main__"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 LOOSE = LEVEL["config"], LEVEL["loop"], LEVEL["cli"]
@@ -73,7 +73,8 @@ def allowed(importer: str, imported: str) -> bool:
 def test_imports_point_down(module: Path) -> None:
     part = part_of(module)
     if part == "__init__":
-        assert list(imported_parts(module)) == []
+        # What `import instar` offers is imported when it is called, and not before.
+        assert {part for _, part in imported_parts(module)} <= {"rollouts"}
         return
     assert part in LEVEL, f"{name_of(module)}: say in LAYERS where {part} belongs"
     wrong = [

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -79,8 +80,9 @@ def up(
         # Markup in a log line is text, not colours.
         partial(console.print, markup=False) if console.is_terminal and not as_json else None,
     )
+    learns = resolved.config.training.enabled and resolved.config.engine.type != "fake"
     with status.board(console, as_json=as_json) as board:
-        run(resolved, home=home, on_status=board.show)
+        run(resolved, home=home, on_status=board.show, learns=learns)
 
 
 def serve(
@@ -106,9 +108,16 @@ def serve(
         run(resolved, home=home, on_status=board.show)
 
 
-def run(resolved: Resolved, *, home: Path, on_status: Callable[[Status], None]) -> None:
-    """Serve until SIGINT or SIGTERM."""
+def run(
+    resolved: Resolved,
+    *,
+    home: Path,
+    on_status: Callable[[Status], None],
+    learns: bool = False,
+) -> None:
+    """Serve until SIGINT or SIGTERM, and learn in the background once there is something to serve."""
     from instar import loop
+    from instar.learn.background import learning
 
     save_run(resolved, home)
 
@@ -119,10 +128,17 @@ def run(resolved: Resolved, *, home: Path, on_status: Callable[[Status], None]) 
         factory = uvloop.new_event_loop
 
     async def served() -> None:
-        stop = asyncio.Event()
-        await until_stopped(
-            loop.serve(resolved.config, home, stop=stop, on_status=on_status), on_stop=stop.set
-        )
+        stop, serving = asyncio.Event(), asyncio.Event()
+
+        def show(status: Status) -> None:
+            if status.address:
+                serving.set()
+            on_status(status)
+
+        async with learning(home, after=serving) if learns else nullcontext():
+            await until_stopped(
+                loop.serve(resolved.config, home, stop=stop, on_status=show), on_stop=stop.set
+            )
 
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(served())

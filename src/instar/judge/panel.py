@@ -47,7 +47,7 @@ class Opinion:
     """Nobody could be asked; that says nothing about the turn."""
 
     def outcome(self) -> tuple[Verdict | None, Hint | None]:
-        """As the store keeps it."""
+        """As it is recorded: without a label there is neither."""
         if self.label is None:
             return None, None
         hint = Hint(text=self.hint) if self.hint else None

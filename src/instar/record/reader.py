@@ -146,3 +146,7 @@ def totals(connection: sa.Connection, owner: str | None) -> dict[str, int]:
         query = query.where(owners.c.owner == owner)
     row = connection.execute(query).one()
     return {name: int(value) for name, value in zip(names, row, strict=True)}
+
+
+def owner_names(connection: sa.Connection) -> list[str]:
+    return list(connection.scalars(sa.select(owners.c.owner).order_by(owners.c.owner)))

@@ -158,6 +158,10 @@ class TurnStore:
         """Turns that wait for the judge (main, trained, followed by something), oldest first."""
         return await self.read(lambda c: reader.ready_turns(c, owner, limit))
 
+    async def owners(self) -> list[str]:
+        """Everybody who has recorded a turn."""
+        return await self.read(reader.owner_names)
+
     async def counts(self, owner: str | None = None) -> dict[str, int]:
         """Totals: sessions, turns, sampled_tokens."""
         return await self.read(lambda c: reader.totals(c, owner))

@@ -118,8 +118,7 @@ class TorchTrainer:
         weights: Literal["policy", "base"] = "policy",
     ) -> tuple[float, ...]:
         """Log-probs of sampled ids after a prompt, under the trained weights or the frozen base."""
-        ids, first = (*prompt_ids, *sampled_ids), len(prompt_ids)
-        tree = Tree(ids=ids, positions=tuple(range(len(ids))), segments=(Segment(0, len(ids), -1),))
+        first, tree = len(prompt_ids), _path(prompt_ids, sampled_ids)
         with self.model.frozen() if weights == "base" else self.model.reading() as view:
             found_M = losses.logprobs(
                 self._head(view),
@@ -131,14 +130,32 @@ class TorchTrainer:
         return tuple(found_M.tolist())
 
     @torch.no_grad()
+    def divergence(
+        self, prompt_ids: Sequence[int], *, hinted_ids: Sequence[int], sampled_ids: Sequence[int]
+    ) -> float:
+        """Mean KL a token from the trained weights to the base that has read the hint."""
+        plain, hinted = _path(prompt_ids, sampled_ids), _path(hinted_ids, sampled_ids)
+        with self.model.frozen() as view:
+            teacher = losses.Teacher(
+                head=self._head(view),
+                hinted_MD=self.model.hidden(view, hinted)[len(hinted_ids) - 1 : -1],
+            )
+        with self.model.reading() as view:
+            kl_M = losses.reverse_kl(
+                self._head(view),
+                self.model.hidden(view, plain)[len(prompt_ids) - 1 : -1],
+                teacher=teacher,
+                temperatures_M=self._floats([1.0] * len(sampled_ids)),
+                chunk=self._chunk,
+            )
+        return float(kl_M.mean())
+
+    @torch.no_grad()
     def value(self, prompt_ids: Sequence[int]) -> float:
         """The value head's estimate at the end of a prompt."""
         if self._value is None:
             raise ModelError("this trainer has no value head; set StepSettings.value_head")
-        size = len(prompt_ids)
-        tree = Tree(
-            ids=tuple(prompt_ids), positions=tuple(range(size)), segments=(Segment(0, size, -1),)
-        )
+        tree = _path(prompt_ids, ())
         with self.model.reading() as view:
             return float(self._value(self.model.hidden(view, tree)[-1].float()))
 
@@ -300,6 +317,12 @@ class TorchTrainer:
 
     def _floats(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=self.model.device)
+
+
+def _path(prompt_ids: Sequence[int], sampled_ids: Sequence[int]) -> Tree:
+    """A tree without branches."""
+    ids = (*prompt_ids, *sampled_ids)
+    return Tree(ids=ids, positions=tuple(range(len(ids))), segments=(Segment(0, len(ids), -1),))
 
 
 def _metrics(batch: Batch, sums: Counter[str]) -> dict[str, float]:

@@ -1,0 +1,122 @@
+"""From judged turns in the store to one Batch: hinted prompts, redaction, credit, merging."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from instar.batch.credit import Credit, Credited, CreditSettings, Judged, credit
+from instar.batch.merge import merge
+from instar.batch.pack import pack
+from instar.batch.render import ChatRenderer
+from instar.config import TrainingConfig
+from instar.record.redact import redacted_tokens
+from instar.types import Batch, Message, Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A batch, and which turns it used up: those without anything to learn from, too."""
+
+    batch: Batch
+    turns: tuple[str, ...]
+
+
+def with_hint(messages: Sequence[Message], hint: str) -> tuple[list[Message], int]:
+    """The history with a hint in its system message, and by how much positions moved."""
+    if messages and messages[0]["role"] in ("system", "developer"):
+        first = messages[0]
+        content = first.get("content") or ""
+        if isinstance(content, list):
+            content = "\n".join(part.get("text", "") for part in content)
+        return [{**first, "content": f"{content}\n\n{hint}"}, *messages[1:]], 0
+    return [{"role": "system", "content": hint}, *messages], 1
+
+
+def hinted_prompt(
+    turn: Turn, renderer: ChatRenderer, known: Mapping[str, Turn]
+) -> tuple[int, ...] | None:
+    """The turn's prompt as the teacher reads it, or None where there is no hint."""
+    if turn.hint is None:
+        return None
+    messages, moved = with_hint(turn.messages, turn.hint.text)
+    replies = {at + moved: known[name] for at, name in turn.replies if name in known}
+    return renderer.render(messages, tools=turn.tools, replies=replies).ids
+
+
+def settings_of(training: TrainingConfig) -> CreditSettings:
+    return CreditSettings(
+        gamma=training.gamma,
+        gae_lambda=training.gae_lambda,
+        binary_weight=training.binary_weight,
+        opd_weight=training.opd_weight,
+        max_age=training.max_staleness,
+    )
+
+
+def prepare(
+    judged: Sequence[Judged],
+    *,
+    training: TrainingConfig,
+    renderer: ChatRenderer,
+    version: str,
+    at_least: int,
+    max_tokens: int,
+) -> Prepared | None:
+    """A batch of `batch_size` turns with credit, or of those there are if at least `at_least`."""
+    credited = credit(judged, training.method, settings_of(training))
+    chosen = credited.turns[: training.batch_size]
+    if len(chosen) < max(1, at_least):
+        return None
+    last = chosen[-1][0].turn.id if len(chosen) == training.batch_size else None
+    used = _up_to(judged, last)
+    counts: Counter[str] = Counter(credited.counts)
+    kept = tuple(
+        (one, _redacted(one, earned, training, renderer, counts)) for one, earned in chosen
+    )
+    merged = merge(kept, max_tokens=max_tokens)
+    samples = pack(
+        merged.samples, max_tokens=max_tokens, parts=training.gradient_accumulation_steps
+    )
+    counts |= {"cuts": merged.cuts, "too_long": len(merged.too_long)}
+    batch = Batch(samples=samples, version=version, rewards=_rewards(credited), counts=dict(counts))
+    return Prepared(batch=batch, turns=used) if batch.turns else None
+
+
+def _up_to(judged: Sequence[Judged], last: str | None) -> tuple[str, ...]:
+    names = [one.turn.id for one in judged]
+    return tuple(names if last is None else names[: names.index(last) + 1])
+
+
+def _rewards(credited: Credited) -> tuple[float, ...]:
+    return credited.rewards
+
+
+def _redacted(
+    one: Judged,
+    earned: Credit,
+    training: TrainingConfig,
+    renderer: ChatRenderer,
+    counts: Counter[str],
+) -> Credit:
+    """The credit without that of tokens that spell something private."""
+    found = redacted_tokens(
+        one.turn.sampled_ids,
+        renderer.tokenizer,
+        training.redact,
+        patterns=training.redact_patterns,
+    )
+    if not found.tokens:
+        return earned
+    counts.update({f"redacted_{kind}": count for kind, count in found.counts.items()})
+    hidden = set(found.tokens)
+
+    def without(stream: Sequence[float]) -> tuple[float, ...]:
+        return tuple(0.0 if at in hidden else value for at, value in enumerate(stream))
+
+    return replace(
+        earned,
+        advantages=without(earned.advantages),
+        distill_weights=without(earned.distill_weights),
+    )

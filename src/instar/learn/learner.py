@@ -1,0 +1,294 @@
+"""Trains one owner's next version from their judged turns, gates it and makes it live.
+
+The order of writes makes a crash harmless at any point: files of a version first, then the store
+learns of it together with the turns that trained it, then its gate report, then the optimiser's
+state, then it goes live. A candidate that was left without a gate report is measured again at the
+next start; the optimiser's state is used only if it belongs to the live version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from instar.batch.credit import Judged
+from instar.batch.render import ChatRenderer
+from instar.config import TrainingConfig
+from instar.errors import ModelError
+from instar.learn import measure
+from instar.learn.batches import Prepared, hinted_prompt, prepare
+from instar.publish.gate import Correction, GateReport, Reference, decide
+from instar.publish.versions import VersionFiles, safe
+from instar.record.versions import VersionBook
+from instar.train.step import TorchTrainer
+from instar.types import BASE_VERSION, Turn, Version
+
+log = logging.getLogger("instar.learn")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one batch."""
+
+    version: Version
+    report: GateReport
+    metrics: dict[str, float]
+    seconds: float
+
+
+class Learner:
+    """Holds the one trainer of a machine; owners take turns."""
+
+    def __init__(
+        self,
+        trainer: TorchTrainer,
+        *,
+        training: TrainingConfig,
+        renderer: ChatRenderer,
+        book: VersionBook,
+        files: VersionFiles,
+        turns: Callable[[str, str], Any],
+        references: Sequence[Reference],
+        folder: Path,
+        max_tokens: int,
+    ) -> None:
+        self._trainer = trainer
+        self._training = training
+        self._renderer = renderer
+        self._book = book
+        self._files = files
+        self._turns = turns
+        self._references = list(references)
+        self._folder = folder
+        self._max_tokens = max_tokens
+        self._fresh = copy.deepcopy(trainer.state())
+        self._holds: tuple[str, str] | None = None
+        self._base_answers: list[float] | None = None
+
+    async def learn(self, owner: str) -> Outcome | None:
+        """One update for this owner, if enough of their turns are ready or have waited long."""
+        judged = await self._judged(owner)
+        if not judged:
+            return None
+        oldest = min(one.turn.created for one in judged)
+        waited = time.time() - oldest >= self._training.max_wait_s
+        live = await self._book.live_name(owner)
+        prepared = prepare(
+            judged,
+            training=self._training,
+            renderer=self._renderer,
+            version=live,
+            at_least=1 if waited else self._training.batch_size,
+            max_tokens=self._max_tokens,
+        )
+        return None if prepared is None else await self._update(owner, live, prepared)
+
+    async def finish(self, owner: str) -> list[Outcome]:
+        """Gate what an earlier process trained and left without a report."""
+        live = await self._book.live_name(owner)
+        left = [
+            one
+            for one in await self._book.versions(owner)
+            if one.state == "candidate" and one.gate is None and not one.tainted
+        ]
+        done = []
+        for version in left:
+            if version.parent != live:
+                log.info("%s was trained from %s, which is not live", version.name, version.parent)
+            held, known = await self._held_out(owner)
+            old = await asyncio.to_thread(self._corrections, owner, live, held, known)
+            try:
+                new = await asyncio.to_thread(self._corrections, owner, version.name, held, known)
+                kept = await asyncio.to_thread(self._answers)
+            except ModelError as error:
+                await self._book.note_gate(owner, version.name, _refused(live, version.name, error))
+                continue
+            report = self._decide(version.name, live, old, new, kept)
+            await self._publish(version, report, live, state=None)
+            done.append(Outcome(version=version, report=report, metrics={}, seconds=0.0))
+        return done
+
+    async def _update(self, owner: str, live: str, prepared: Prepared) -> Outcome:
+        started = time.monotonic()
+        held, known = await self._held_out(owner)
+        await asyncio.to_thread(self._hold, owner, live)
+        before = copy.deepcopy(self._trainer.state())
+        old = await asyncio.to_thread(self._corrections, owner, live, held, known)
+        metrics = await asyncio.to_thread(self._steps, prepared)
+        self._holds = None
+        new = await asyncio.to_thread(self._corrections, owner, None, held, known)
+        kept = await asyncio.to_thread(self._answers)
+        name = await self._book.reserve(owner)
+        version = Version(
+            name=name,
+            owner=owner,
+            parent=live,
+            state="candidate",
+            folder=f"{safe(owner)}/{name}",
+            turns=prepared.turns,
+            metrics=metrics,
+            config=self._training.model_dump(mode="json"),
+            created=time.time(),
+        )
+        await asyncio.to_thread(self._files.write, version, self._trainer.save_adapter)
+        report = self._decide(name, live, old, new, kept)
+        if not await self._book.add(version):
+            log.info("%s is given up: one of its turns was forgotten meanwhile", name)
+            report = replace(report, accepted=False)
+            await asyncio.to_thread(self._files.remove, owner, name)
+        else:
+            await self._publish(version, report, live, state=self._trainer.state())
+        if not report.accepted:
+            self._trainer.load_state(before)
+        self._holds = (owner, name if report.accepted else live)
+        await self._prune(owner)
+        seconds = time.monotonic() - started
+        log.info("%s in %.1f s: %s", name, seconds, "; ".join(report.reasons))
+        return Outcome(version=version, report=report, metrics=metrics, seconds=seconds)
+
+    async def _publish(
+        self, version: Version, report: GateReport, live: str, *, state: dict[str, Any] | None
+    ) -> None:
+        found = report.to_json()
+        await self._book.note_gate(version.owner, version.name, found)
+        gated = replace(version, gate=found, state="candidate" if report.accepted else "rejected")
+        await asyncio.to_thread(self._files.annotate, gated)
+        if not report.accepted:
+            return
+        if state is not None:
+            await asyncio.to_thread(self._save_state, version.owner, version.name, state)
+        await self._book.promote(version.owner, version.name, instead_of=live)
+
+    def _steps(self, prepared: Prepared) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        for _ in range(self._training.steps_per_batch):
+            metrics = self._trainer.step(prepared.batch)
+        return metrics | {name: float(n) for name, n in prepared.batch.counts.items()}
+
+    async def _judged(self, owner: str) -> list[Judged]:
+        """Turns with a verdict or hint that trained nothing yet, with what their teacher reads."""
+        training = self._training
+        turns = await self._book.trainable(
+            owner, share=training.holdout_share, limit=8 * training.batch_size
+        )
+        age = await self._ages(owner)
+        known = await self._known(owner, turns)
+        return [
+            Judged(
+                turn=turn,
+                age=age.get(turn.version.rpartition("/")[2], 0),
+                hinted_ids=hinted_prompt(turn, self._renderer, known),
+            )
+            for turn in turns
+        ]
+
+    async def _ages(self, owner: str) -> dict[str, int]:
+        """How many versions of the live line came after each."""
+        line = await self._book.line(owner, await self._book.live_name(owner))
+        ages = {version.name: at for at, version in enumerate(line)}
+        return ages | {BASE_VERSION: len(line)}
+
+    async def _held_out(self, owner: str) -> tuple[list[Turn], dict[str, Turn]]:
+        held = await self._book.held_out(
+            owner, share=self._training.holdout_share, limit=self._training.gate_turns
+        )
+        return held, await self._known(owner, held)
+
+    async def _known(self, owner: str, turns: Sequence[Turn]) -> dict[str, Turn]:
+        """All turns of the sessions of these, by id: hinted prompts reuse their sampled ids."""
+        sessions = {turn.session for turn in turns if turn.hint is not None and turn.replies}
+        found: dict[str, Turn] = {}
+        for session in sessions:
+            found |= {turn.id: turn for turn in await self._turns(owner, session)}
+        return found
+
+    def _hold(self, owner: str, name: str) -> None:
+        """Bring the trainer to a version, with its optimiser's state where there is one."""
+        if self._holds == (owner, name):
+            return
+        state = self._load_state(owner, name)
+        self._trainer.load_state(copy.deepcopy(state or self._fresh))
+        if state is None and name != BASE_VERSION:
+            self._files.read(owner, name)
+            self._trainer.load_adapter(self._files.folder(owner, name))
+        self._holds = (owner, name)
+
+    def _corrections(
+        self, owner: str, name: str | None, held: Sequence[Turn], known: dict[str, Turn]
+    ) -> list[Correction]:
+        """Of a version, or of the weights as they are now."""
+        if name is not None:
+            self._hold(owner, name)
+        return measure.corrections(self._trainer, held, renderer=self._renderer, known=known)
+
+    def _answers(self) -> list[float]:
+        """Of the weights as they are now; those of the base are measured once."""
+        if self._base_answers is None:
+            self._base_answers = measure.answers(
+                self._trainer, self._references, renderer=self._renderer, weights="base"
+            )
+        return measure.answers(
+            self._trainer, self._references, renderer=self._renderer, weights="policy"
+        )
+
+    def _decide(
+        self,
+        name: str,
+        live: str,
+        old: Sequence[Correction],
+        new: Sequence[Correction],
+        kept: Sequence[float],
+    ) -> GateReport:
+        return decide(
+            candidate=name,
+            live=live,
+            old=old,
+            new=new,
+            references=self._references,
+            base_answers=self._base_answers or (),
+            new_answers=kept,
+            tolerance=self._training.gate_tolerance,
+            min_retention=self._training.min_retention,
+        )
+
+    async def _prune(self, owner: str) -> None:
+        for version in await self._book.prune(owner, keep=self._training.keep_versions):
+            await asyncio.to_thread(self._files.remove, owner, version.name)
+
+    def _state_file(self, owner: str) -> Path:
+        return self._folder / f"{safe(owner)}.pt"
+
+    def _save_state(self, owner: str, name: str, state: dict[str, Any]) -> None:
+        file = self._state_file(owner)
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        part = file.with_suffix(".part")
+        torch.save({"version": name, "state": state}, part)
+        part.replace(file)
+
+    def _load_state(self, owner: str, name: str) -> dict[str, Any] | None:
+        """The optimiser's state after that version; None where it is of another one."""
+        try:
+            found = torch.load(self._state_file(owner), weights_only=True)
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            log.warning(
+                "the trainer's state of %s cannot be read, so it starts anew: %s", owner, error
+            )
+            return None
+        state: dict[str, Any] | None = found["state"] if found.get("version") == name else None
+        return state
+
+
+def _refused(live: str, name: str, error: ModelError) -> dict[str, Any]:
+    return GateReport(
+        accepted=False, reasons=(str(error),), live=live, candidate=name, turns=0, references=0
+    ).to_json()

@@ -1,0 +1,48 @@
+"""What the gate wants to know of the weights that a trainer holds right now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Literal
+
+from instar.batch.render import ChatRenderer
+from instar.learn.batches import hinted_prompt
+from instar.publish.gate import Correction, Reference
+from instar.train.step import TorchTrainer
+from instar.types import Turn
+
+
+def corrections(
+    trainer: TorchTrainer,
+    turns: Sequence[Turn],
+    *,
+    renderer: ChatRenderer,
+    known: Mapping[str, Turn],
+) -> list[Correction]:
+    """How far the trained weights are from the hinted teacher on held-out corrected turns."""
+    found = []
+    for turn in turns:
+        hinted = hinted_prompt(turn, renderer, known)
+        if hinted is None or not turn.sampled_ids:
+            continue
+        kl = trainer.divergence(turn.prompt_ids, hinted_ids=hinted, sampled_ids=turn.sampled_ids)
+        logprobs = trainer.logprobs(turn.prompt_ids, turn.sampled_ids)
+        found.append(Correction(turn=turn.id, teacher_kl=kl, reply_logprob=fmean(logprobs)))
+    return found
+
+
+def answers(
+    trainer: TorchTrainer,
+    references: Sequence[Reference],
+    *,
+    renderer: ChatRenderer,
+    weights: Literal["policy", "base"],
+) -> list[float]:
+    """The mean log-prob a token of each reference answer."""
+    out = []
+    for one in references:
+        prompt = renderer.render([{"role": "user", "content": one.question}]).ids
+        answer = (*renderer.encode(one.answer), *renderer.eos_ids[:1])
+        out.append(fmean(trainer.logprobs(prompt, answer, weights=weights)))
+    return out

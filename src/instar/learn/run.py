@@ -1,0 +1,109 @@
+"""The background process: judges and trains until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from instar.batch.render import ChatRenderer
+from instar.config import Config
+from instar.errors import InstarError
+from instar.judge.panel import make_judge
+from instar.learn.judging import JudgeWorker
+from instar.learn.learner import Learner, Outcome
+from instar.loop import model_folder, store_url
+from instar.publish.gate import retention_set
+from instar.publish.versions import VersionFiles
+from instar.record.controls import is_paused
+from instar.record.store import TurnStore, open_store
+from instar.record.versions import VersionBook
+from instar.train.step import StepSettings, TorchTrainer
+
+log = logging.getLogger("instar.learn")
+
+_IDLE_S = 1.0
+_FAILED_S = 10.0
+
+
+async def learn(
+    config: Config,
+    home: Path,
+    *,
+    stop: asyncio.Event,
+    judging: bool = True,
+    training: bool = True,
+    on_outcome: Callable[[Outcome], None] = lambda _: None,
+) -> None:
+    """Judge and train, or one of the two, until `stop`."""
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(open_store(store_url(config, home)))
+        folder = await asyncio.to_thread(model_folder, config, home, log.info)
+        if folder is None:
+            raise InstarError("the fake engine has no model to learn; serve a real one")
+        jobs = []
+        if judging:
+            judge = make_judge(config, folder=lambda: folder, home=home)
+            jobs.append(JudgeWorker(store, judge).run(stop))
+        if training:
+            learner = await asyncio.to_thread(make_learner, config, home, folder, store)
+            jobs.append(_train(learner, store, stop, on_outcome))
+        await asyncio.gather(*jobs)
+
+
+def make_learner(config: Config, home: Path, folder: Path, store: TurnStore) -> Learner:
+    """Load the model to train; takes seconds."""
+    training = config.training
+    every = retention_set()
+    wanted = training.gate_references
+    step = max(1, len(every) // wanted) if wanted else 1
+    return Learner(
+        TorchTrainer(folder, training, settings=StepSettings(guidance=training.guidance)),
+        training=training,
+        renderer=ChatRenderer.from_folder(
+            folder, tokenizer=config.model.tokenizer_path, tool_parser=config.gateway.tool_parser
+        ),
+        book=VersionBook(store),
+        files=VersionFiles.of_home(home),
+        turns=store.turns,
+        references=every[::step][:wanted],
+        folder=home / "training",
+        max_tokens=training.max_tokens,
+    )
+
+
+async def _train(
+    learner: Learner,
+    store: TurnStore,
+    stop: asyncio.Event,
+    on_outcome: Callable[[Outcome], None],
+) -> None:
+    begun: set[str] = set()
+    while not stop.is_set():
+        busy = False
+        try:
+            for owner in await store.owners():
+                if await is_paused(store, owner):
+                    continue
+                for outcome in [] if owner in begun else await learner.finish(owner):
+                    on_outcome(outcome)
+                begun.add(owner)
+                found = await learner.learn(owner)
+                if found is not None:
+                    busy = True
+                    on_outcome(found)
+        except InstarError as error:
+            log.error("training has to wait: %s", error)
+            await _pause(stop, _FAILED_S)
+        if not busy:
+            await _pause(stop, _IDLE_S)
+
+
+async def _pause(stop: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await stop.wait()
+    except TimeoutError:
+        return
