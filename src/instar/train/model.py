@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from instar.config import TrainingConfig
 from instar.errors import ModelError
-from instar.train import attention
+from instar.train import attention, lora
 from instar.types import Tree
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -57,6 +57,9 @@ class Model:
         base = self._open()
         self.peft: Any = _with_adapter(base, training, seed) if training.use_lora else None
         self._base = base
+        self._lean = self.peft is not None and lora.make_lean(
+            self.peft, dropout=training.lora_dropout
+        )
         if training.gradient_checkpointing:
             base.gradient_checkpointing_enable({"use_reentrant": False})
             base.config.use_cache = False
@@ -116,8 +119,8 @@ class Model:
         return hidden_TD
 
     def precision(self) -> Any:
-        """Adapters are kept in float32 beside a bfloat16 base, and used in bfloat16."""
-        if self.dtype == torch.float32:
+        """PEFT's own layers keep float32 adapters beside a bfloat16 base and need a cast."""
+        if self.dtype == torch.float32 or self._lean:
             return nullcontext()
         return torch.autocast(self.device.type, self.dtype)
 
