@@ -210,11 +210,14 @@ def forget(
 
 
 def _remove_files(home: Path, done: Forgotten) -> None:
-    from instar.publish.versions import VersionFiles
+    from instar.publish.versions import VersionFiles, safe
 
     files = VersionFiles.of_home(home)
     for one in done.tainted:
         files.remove(one.owner, one.name)
+    if done.tainted:
+        # The trainer's own state holds the weights of its last version.
+        (files.root.parent / "training" / f"{safe(done.owner)}.pt").unlink(missing_ok=True)
 
 
 async def find(store: TurnStore, session: str, *, owner: str | None) -> Session:
