@@ -11,7 +11,7 @@ from instar.batch.merge import merge
 from instar.batch.pack import pack
 from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
-from instar.record.redact import redacted_tokens
+from instar.record.redact import redact_text, redacted_tokens
 from instar.types import Batch, Message, Turn
 
 
@@ -40,7 +40,9 @@ def hinted_prompt(
     """The turn's prompt as the teacher reads it, or None where there is no hint."""
     if turn.hint is None:
         return None
-    messages, moved = with_hint(turn.messages, turn.hint.text)
+    # What the teacher reads, the policy learns: an address in a hint would be learned with it.
+    hint, _ = redact_text(turn.hint.text)
+    messages, moved = with_hint(turn.messages, hint)
     replies = {at + moved: known[name] for at, name in turn.replies if name in known}
     return renderer.render(messages, tools=turn.tools, replies=replies).ids
 
