@@ -115,7 +115,7 @@ def run(
     on_status: Callable[[Status], None],
     learns: bool = False,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, and learn in the background once there is something to serve."""
+    """Serve until SIGINT or SIGTERM, and learn in the background once serving has begun."""
     from instar import loop
     from instar.learn.background import learning
 

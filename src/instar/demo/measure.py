@@ -1,0 +1,65 @@
+"""What the report shows: whether answers are as wanted, and whether they still answer.
+
+An answer is on topic if the frozen base model, shown the answer, finds the question it was given
+for likelier than seven other questions of the same person.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from instar.batch.render import ChatRenderer
+from instar.demo.person import Person
+from instar.train.step import TorchTrainer
+
+_OTHERS = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One look at a version, on prompts that were never trained on."""
+
+    updates: int
+    style: float
+    on_topic: float
+    words: float
+    answers: tuple[str, ...]
+
+
+class Reader:
+    """The frozen base model as a judge of what an answer is about."""
+
+    def __init__(self, trainer: TorchTrainer, renderer: ChatRenderer) -> None:
+        self._trainer = trainer
+        self._renderer = renderer
+        self._alone: dict[str, float] = {}
+
+    def measure(self, person: Person, answers: Sequence[tuple[str, str]], updates: int) -> Measured:
+        return Measured(
+            updates=updates,
+            style=fmean(person.score(prompt, answer) for prompt, answer in answers),
+            on_topic=fmean(self.on_topic(person, prompt, answer) for prompt, answer in answers),
+            words=fmean(len(answer.split()) for _, answer in answers),
+            answers=tuple(answer for _, answer in answers),
+        )
+
+    def on_topic(self, person: Person, prompt: str, answer: str) -> float:
+        every = [*person.kept, *person.asked]
+        others = random.Random(prompt).sample([one for one in every if one != prompt], _OTHERS)
+        gains = [self._gain(question, answer) for question in (prompt, *others)]
+        return float(gains[0] == max(gains))
+
+    def _gain(self, question: str, answer: str) -> float:
+        """How much likelier the answer makes the question."""
+        if question not in self._alone:
+            self._alone[question] = self._likelihood(question, "...")
+        return self._likelihood(question, answer[:400] or "...") - self._alone[question]
+
+    def _likelihood(self, question: str, answer: str) -> float:
+        asked = [{"role": "user", "content": f'Which question does this answer? "{answer}"'}]
+        prompt = self._renderer.render(asked).ids
+        ids = self._renderer.encode(question)
+        return sum(self._trainer.logprobs(prompt, ids, weights="base"))
