@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as runs
 from hypothesis import strategies as st
 from store_turns import make_turn
 
@@ -132,6 +133,7 @@ numbers = st.floats(0, 5)
 measured = st.lists(st.tuples(numbers, numbers), max_size=12)
 
 
+@runs(deadline=None)
 @given(old=measured, data=st.data())
 def test_a_report_is_the_same_each_time_and_survives_json(
     old: list[tuple[float, float]], data: st.DataObject

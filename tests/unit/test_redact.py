@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as runs
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -111,6 +112,7 @@ def with_check_digit(digits: str) -> str:
     return next(digits + last for last in "0123456789" if luhn(digits + last))
 
 
+@runs(deadline=None)
 @given(st.from_regex(r"\A[2-6][0-9]{12,17}\Z"))
 def test_every_valid_card_and_no_other_is_found(digits: str) -> None:
     good = with_check_digit(digits)
@@ -121,6 +123,7 @@ def test_every_valid_card_and_no_other_is_found(digits: str) -> None:
     assert redacted_spans(f"card {bad}.", ["card"]) == []
 
 
+@runs(deadline=None)
 @given(st.from_regex(r"\A[A-Z]{2}\Z"), st.from_regex(r"\A[A-Z0-9]{11,30}\Z"), st.booleans())
 def test_every_valid_iban_and_no_other_is_found(country: str, rest: str, spaced: bool) -> None:
     digits = "".join(str(int(char, 36)) for char in f"{rest}{country}00")
@@ -156,6 +159,7 @@ def test_kinds_and_patterns_of_ones_own() -> None:
     )
 
 
+@runs(deadline=None)
 @given(st.text(max_size=200))
 def test_any_text_is_read_without_error_and_spans_are_in_order(text: str) -> None:
     spans = redacted_spans(text)
@@ -196,6 +200,7 @@ def test_exactly_the_tokens_of_a_secret_are_masked(tokenizer: Tokenizer, before:
     assert redacted_tokens(ids, tokenizer, ["phone"]).tokens == ()
 
 
+@runs(deadline=None)
 @given(st.text(max_size=60))
 def test_ranges_cover_the_text(text: str) -> None:
     tokenizer = byte_tokenizer()

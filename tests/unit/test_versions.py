@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as runs
 from hypothesis import strategies as st
 
 from instar.errors import ModelError
@@ -132,6 +133,7 @@ def test_what_the_store_does_not_know_is_swept_and_replaced(files: VersionFiles)
     assert VersionFiles(files.root / "none").sweep([]) == []
 
 
+@runs(deadline=None)
 @given(st.lists(st.text(min_size=1), min_size=2, max_size=2, unique=True))
 def test_owners_never_share_a_folder(owners: list[str]) -> None:
     names = [safe(owner) for owner in owners]
