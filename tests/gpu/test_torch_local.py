@@ -13,8 +13,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 
 import recomputed
-from engines import tiny_gpt2, tiny_llama, tiny_qwen3
 from safetensors.torch import save_file
+from tiny_models import tiny_gpt2, tiny_llama, tiny_qwen3
 
 from instar.backends.torch_local import open_engine
 from instar.config import TorchLocalEngine
