@@ -369,6 +369,24 @@ def test_a_window_shorter_than_a_path_is_refused(tmp_path: Path) -> None:
         trainer.logprobs([1, 2, 3], [4, 5])
 
 
+@pytest.mark.parametrize("dropout", [0.0, 1e-6])
+def test_a_bfloat16_base_has_nearly_the_same_gradients(
+    folder: Path, trainer: TorchTrainer, dropout: float
+) -> None:
+    """With and without PEFT's own layers; the adapter itself stays in float32."""
+    training = trainer.training.model_copy(update={"lora_dropout": dropout})
+    coarse = TorchTrainer(folder, training, device="cpu", dtype="bfloat16")
+    stir(coarse)
+    turns = [
+        earned(one.turn, 1.0, distill=1.0, hinted=[50, *one.turn.prompt_ids]) for one, _ in comb()
+    ]
+    found, expected = gradients(coarse, batch_of(turns)), gradients(trainer, batch_of(turns))
+    assert all(value.dtype == torch.float32 for value in found.values())
+    ours, theirs = (torch.cat([v.flatten() for v in one.values()]) for one in (found, expected))
+    assert float((ours - theirs).norm()) < 0.1 * float(theirs.norm())
+    coarse.step(batch_of(turns))
+
+
 @pytest.mark.model
 def test_merged_gradients_on_the_embedded_model() -> None:
     from instar.backends.embedded import embedded_model
