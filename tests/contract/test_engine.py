@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -409,6 +410,28 @@ async def test_a_killed_worker_comes_back_with_its_versions(
     assert after.ids == before.ids
     assert {piece.version for piece in after.pieces} == {"v1"}
     assert engine.pid != killed
+    await forget(engine)
+
+
+async def test_a_version_damaged_meanwhile_does_not_keep_a_killed_worker_down(
+    subject: Subject, adapter: Path, tmp_path: Path
+) -> None:
+    engine: Any = subject.engine
+    if not hasattr(engine, "pid") or not hasattr(engine, "path"):
+        pytest.skip("no worker of ours")
+    folder = tmp_path / "owner%20x" / "v1"
+    shutil.copytree(adapter, folder)
+    await engine.load("good/v1", adapter)
+    await engine.load("owner%20x/v1", folder)
+    (folder / "adapter_model.safetensors").write_bytes(b"damaged")
+    killed = engine.pid
+    os.kill(killed, signal.SIGKILL)
+    async with asyncio.timeout(60):
+        while engine.pid == killed:  # noqa: ASYNC110 (another process brings it about)
+            await asyncio.sleep(0.05)
+    after = await draw(engine, ask(subject.prompt(), version="good/v1"))
+    assert {piece.version for piece in after.pieces} == {"good/v1"}
+    assert engine.info.versions == (BASE_VERSION, "good/v1")
     await forget(engine)
 
 
