@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import AsyncIterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import httpx
 import pytest
-from gate import MODEL, Gate, body, gate, until
+from gate import MODEL, Gate, Served, body, gate, until
 
 from instar.publish.versions import ADAPTER, VersionFiles
 from instar.record.keys import Keys
+from instar.record.store import open_store
 from instar.record.versions import VersionBook
 from instar.types import Version
 
@@ -224,3 +228,37 @@ async def test_a_full_engine_makes_room_and_brings_versions_back(
                 pass
     async with follower.use("cleo", None) as (name, _):
         assert name == "v1"
+
+
+async def test_a_gateway_follows_what_commands_of_other_processes_do(
+    served: Callable[..., Served], tmp_path: Path
+) -> None:
+    one = served()
+    address = await one.start()
+    async with open_store(f"sqlite:///{tmp_path}/instar.db") as store:
+        book, files = VersionBook(store), VersionFiles.of_home(tmp_path)
+        for parent in ("base", "v1"):
+            name = await book.reserve("local")
+            version = Version(
+                name=name, owner="local", parent=parent, state="candidate", folder=f"local/{name}"
+            )
+            files.write(version, fill)
+            assert await book.add(version)
+            await book.promote("local", name, instead_of=parent)
+
+        async def serves(name: str) -> bool:
+            async with httpx.AsyncClient(base_url=address, timeout=30) as client:
+                answer = await client.post("/chat/completions", json=body("Hello"))
+            assert answer.status_code == 200, answer.text
+            newest = (await store.sessions("local", 1))[0]
+            return (await store.turns("local", newest.id))[-1].version == name
+
+        await until(lambda: serves("v2"), timeout_s=30)
+        command = [sys.executable, "-m", "instar", "versions", "rollback"]
+        arguments = [*command, "--home", str(tmp_path), "--json"]
+        done = await asyncio.to_thread(
+            subprocess.run, arguments, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout) == {"owner": "local", "before": "v2", "live": "v1"}
+        await until(lambda: serves("v1"), timeout_s=30)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from store_turns import make_turn
+from store_turns import DATABASES, POSTGRES, database_url, make_turn
 from test_lineage import grow, record, states
 
 from instar.errors import StoreError
@@ -17,10 +17,13 @@ from instar.record.versions import VersionBook
 from instar.types import Version
 
 
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[TurnStore]:
-    async with open_store(f"sqlite:///{tmp_path}/instar.db") as opened:
-        yield opened
+@pytest.fixture(params=DATABASES)
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[TurnStore]:
+    if request.param == "postgres" and POSTGRES is None:
+        pytest.skip("INSTAR_TEST_POSTGRES holds no URL")
+    with database_url(request.param, tmp_path) as url:
+        async with open_store(url, commit_timeout_s=30) as opened:
+            yield opened
 
 
 @pytest.fixture
