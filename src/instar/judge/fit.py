@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +43,8 @@ class Labelled:
 class Recipe:
     """How the networks are trained."""
 
-    layers: int = 20
-    context: bool = True
+    layers: int = 16
+    context: bool = False
     components: int = 128
     """Directions kept of the hidden states."""
     networks: int = 5
@@ -147,8 +147,13 @@ def fit_features(
     if Counter(labels[train].tolist()).keys() != set(range(len(LABELS))):
         raise ConfigError("The cases to train on must hold all of the labels 1, 0 and -1")
     say(f"Training {recipe.networks} networks on {len(train)} cases")
-    temperature = _temperature(hidden[train], words[train], labels[train], recipe)
-    tensors = _train(hidden[train], words[train], labels[train], recipe)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # these matrices are too small to share: waiting would cost more
+    try:
+        temperature = _temperature(hidden[train], words[train], labels[train], recipe)
+        tensors = _train(hidden[train], words[train], labels[train], recipe)
+    finally:
+        torch.set_num_threads(before)
     info = HeadInfo(
         layers=recipe.layers,
         context=recipe.context,
@@ -158,12 +163,7 @@ def fit_features(
     )
     measured = _measure(Head(info=info, tensors=tensors), cases, hidden, words, test)
     table = agreement([(cases[at].label, found) for at, found in measured])
-    scored = HeadInfo(
-        **{name: getattr(info, name) for name in ("layers", "context", "width", "temperature")},
-        cases=info.cases,
-        accuracy=table.accuracy,
-        macro_f1=table.macro_f1,
-    )
+    scored = replace(info, accuracy=table.accuracy, macro_f1=table.macro_f1)
     missed = tuple((cases[at], found) for at, found in measured if found != cases[at].label)
     return Fitted(head=Head(info=scored, tensors=tensors), agreement=table, missed=missed)
 
@@ -249,6 +249,7 @@ def _temperature(
     """What the logits are divided by, so that confidence is true on cases not trained on."""
     import torch
 
+    single = replace(recipe, networks=1)
     order = torch.randperm(len(labels))
     shown: list[torch.Tensor] = []
     truth: list[torch.Tensor] = []
@@ -256,7 +257,7 @@ def _temperature(
         held = order[fold :: recipe.folds]
         kept = torch.cat([order[at :: recipe.folds] for at in range(recipe.folds) if at != fold])
         info = HeadInfo(layers=0, context=True, width=0, temperature=1.0)
-        tensors = _train(hidden[kept], words[kept], labels[kept], recipe)
+        tensors = _train(hidden[kept], words[kept], labels[kept], single)
         logits = Head(info=info, tensors=tensors).logits(hidden[held], words[held])
         shown.append(logits.mean(0))
         truth.append(labels[held])

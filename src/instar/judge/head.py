@@ -75,6 +75,7 @@ class Head:
         halves = {name: one.half().contiguous() for name, one in self.tensors.items()}
         part = folder / "head.safetensors.part"
         save_file(halves, part)
+        part.chmod(0o644)  # the library closes its files to others
         part.replace(folder / "head.safetensors")
         info = folder / "head.json.part"
         text = json.dumps(dataclasses.asdict(self.info), indent=1, ensure_ascii=False)

@@ -1,0 +1,372 @@
+"""Votes, strips, next states, rules, own judges and hints: all that needs no model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instar.config import Config, CustomJudge
+from instar.config_load import load_config
+from instar.errors import ConfigError
+from instar.judge.custom import load_custom, to_vote
+from instar.judge.hints import WordHinter, candidates, plain_wishes, select_hint, wish_words
+from instar.judge.next_state import Case, case_of
+from instar.judge.panel import JUDGES, PanelJudge, make_judge, tally
+from instar.judge.rules import rule_vote, tool_vote
+from instar.judge.strip import strip
+from instar.types import Message, NextState, Sampling, Turn, Verdict
+
+
+def turn(following: Sequence[Message] | None, **changes: Any) -> Turn:
+    fields: dict[str, Any] = {
+        "id": "t1",
+        "owner": "ann",
+        "session": "s1",
+        "parent": None,
+        "extends": False,
+        "kind": "main",
+        "prompt_ids": (1, 2),
+        "sampled_ids": (3,),
+        "logprobs": (-0.1,),
+        "settings": Sampling(),
+        "version": "base",
+        "finish": "stop",
+        "messages": ({"role": "user", "content": "Name a river."},),
+        "reply": {"role": "assistant", "content": "The Rhine."},
+        "created": 1.0,
+        "next_state": None if following is None else NextState(messages=tuple(following)),
+    }
+    return Turn(**{**fields, **changes})
+
+
+def said(text: str, role: str = "user") -> Message:
+    return {"role": role, "content": text}
+
+
+class Scripted:
+    """A voter that has its votes ready, or fails."""
+
+    def __init__(self, votes: Sequence[int | None] | Exception, delay: float = 0) -> None:
+        self.script = votes
+        self.delay = delay
+        self.seen: list[Case] = []
+
+    async def votes(self, case: Case, count: int) -> Sequence[int | None]:
+        self.seen.append(case)
+        await asyncio.sleep(self.delay)
+        if isinstance(self.script, Exception):
+            raise self.script
+        return self.script
+
+
+def panel(votes: Sequence[int | None] | Exception, **settings: Any) -> PanelJudge:
+    return PanelJudge(voter=Scripted(votes), hinter=WordHinter(), count=3, **settings)
+
+
+@pytest.mark.parametrize(
+    ("votes", "threshold", "label"),
+    [
+        ([1, 1, -1], 0.5, 1),
+        ([-1, -1, None], 0.5, -1),
+        ([0, 0, 1], 0.5, 0),
+        ([1, -1], 0.5, None),
+        ([1, 0, -1], 0.5, None),
+        ([None, None], 0.5, None),
+        ([], 0.5, None),
+        ([7, 7], 0.5, None),
+        ([1, 1, 0, -1], 0.5, None),
+        ([1, 1, 0, -1], 0.3, 1),
+        ([1, 1, 1, 1, -1], 0.8, None),
+        ([1, 1, 1, 1, 1], 1.0, 1),
+        ([1, None, None], 0.6, 1),
+    ],
+)
+def test_votes_become_a_label(votes: list[int | None], threshold: float, label: int | None) -> None:
+    assert tally(votes, threshold=threshold) == label
+
+
+async def test_a_verdict_carries_its_votes() -> None:
+    verdict, hint = await panel([1, 1, None]).judge(turn([said("Thanks!")]))
+    assert verdict == Verdict(score=1, votes=(1, 1, None))
+    assert hint is None
+
+
+async def test_a_correction_carries_a_hint() -> None:
+    verdict, hint = await panel([-1, -1, 1]).judge(turn([said("Too long, no lists please.")]))
+    assert verdict is not None
+    assert verdict.score == -1
+    assert hint is not None
+    assert "short" in hint.text
+    assert "lists" in hint.text
+
+
+# Each of these is a way in which the closest system's judge goes wrong.
+
+
+async def test_a_tie_is_no_verdict_and_not_zero() -> None:
+    assert await panel([1, -1]).judge(turn([said("Hm.")])) == (None, None)
+
+
+async def test_only_invalid_votes_are_no_verdict_and_not_zero() -> None:
+    assert await panel([None, None, None]).judge(turn([said("Hm.")])) == (None, None)
+
+
+async def test_a_failing_judge_is_no_verdict_and_says_so() -> None:
+    judge = panel(RuntimeError("down"))
+    assert await judge.judge(turn([said("Thanks!")])) == (None, None)
+    opinion = await judge.opinion(turn([said("Thanks!")]))
+    assert opinion is not None
+    assert opinion.failed
+    undecided = await panel([1, -1]).opinion(turn([said("Hm.")]))
+    assert undecided is not None
+    assert not undecided.failed
+
+
+async def test_a_slow_judge_is_no_verdict() -> None:
+    slow = PanelJudge(voter=Scripted([1], delay=60), hinter=WordHinter(), timeout_s=0.01)
+    opinion = await slow.opinion(turn([said("Thanks!")]))
+    assert opinion is not None
+    assert opinion.failed
+    assert opinion.label is None
+
+
+async def test_no_next_state_is_no_verdict() -> None:
+    voter = Scripted([1])
+    judge = PanelJudge(voter=voter, hinter=WordHinter())
+    assert await judge.judge(turn(None)) == (None, None)
+    assert await judge.judge(turn([])) == (None, None)
+    assert voter.seen == []
+
+
+def test_the_judge_sees_the_request_and_the_history() -> None:
+    messages = (
+        said("You are helpful.", "system"),
+        said("Hi"),
+        said("Hello!", "assistant"),
+        said("Name a river."),
+    )
+    case = case_of(turn([said("Thanks")], messages=messages))
+    assert case is not None
+    assert case.request == "Name a river."
+    assert case.history == "user: Hi\nassistant: Hello!"
+    assert case.response == "The Rhine."
+
+
+def test_all_tool_results_are_seen_and_not_only_the_last() -> None:
+    results = [
+        {"role": "tool", "tool_call_id": "a", "content": "Traceback (most recent call last)"},
+        {"role": "tool", "tool_call_id": "b", "content": "ok"},
+    ]
+    case = case_of(turn(results))
+    assert case is not None
+    assert case.role == "tool"
+    assert "Traceback" in case.next
+    assert case.next.endswith("ok")
+    assert rule_vote(case) == -1
+
+
+def test_the_last_message_is_not_taken_for_the_reply_where_a_client_made_it() -> None:
+    synthetic = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nnow\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
+    listed = {"role": "user", "content": [{"type": "text", "text": synthetic}]}
+    case = case_of(turn([said("[Sun 2026-11-15 00:56 UTC] No, the Danube."), listed]))
+    assert case is not None
+    assert case.next == "No, the Danube."
+    assert case_of(turn([listed])) is None
+
+
+async def test_the_best_hint_is_not_simply_the_longest() -> None:
+    change = {"short": 1.5, "a much longer one": 0.2, "off the topic": 9.0}
+    assert select_hint(list(change), change.__getitem__, bound=2.0) == "short"
+    assert select_hint(["off the topic"], change.__getitem__, bound=2.0) == "off the topic"
+    assert select_hint([], change.__getitem__) is None
+
+
+# The rest.
+
+
+def test_the_person_has_the_last_word_over_a_tool() -> None:
+    case = case_of(turn([said("exit code: 1", "tool"), said("That's fine, thanks!")]))
+    assert case is not None
+    assert (case.role, case.next) == ("user", "That's fine, thanks!")
+    assert "exit code: 1" in case.history
+
+
+def test_tool_calls_are_part_of_the_reply() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "ls", "arguments": '{"a":1}'}}
+    reply = {"role": "assistant", "content": None, "tool_calls": [call]}
+    case = case_of(turn([said("", "tool")], reply=reply))
+    assert case is not None
+    assert case.response == 'ls({"a":1})'
+    assert (case.role, case.next) == ("tool", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("[Sun 2026-11-15 00:56 UTC] Hello", "Hello"),
+        ("[2026-11-15 00:56] Hello", "Hello"),
+        ("Hi\n\nRuntime: agent=main | session=agent:main:alpha | host=x", "Hi"),
+        ("<system-reminder>Do not\nforget.</system-reminder>Thanks", "Thanks"),
+        ("<environment_context>\n<cwd>/a</cwd>\n</environment_context>", ""),
+        (
+            "[Queued user message from a previous active turn; preserved as context only] "
+            "make it short Continue the current task from the existing transcript.",
+            "make it short",
+        ),
+        ("<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>> cut off", ""),
+        ("[1, 2, 3] is my list", "[1, 2, 3] is my list"),
+        ("Use <b> and <<<these>>>", "Use <b> and <<<these>>>"),
+    ],
+)
+def test_synthetic_text_is_taken_out(text: str, left: str) -> None:
+    assert strip(text) == left
+
+
+@pytest.mark.parametrize(
+    ("text", "vote"),
+    [
+        ("exit code: 0\nerror: none", 1),
+        ("Process exited with code 127", -1),
+        ("Traceback (most recent call last):\nKeyError: 'k'", -1),
+        ("12 passed, 0 failed", 1),
+        ("1 failed, 11 passed", -1),
+        ('{"error": null, "result": 4}', 1),
+        ('{"success": false}', -1),
+        ("HTTP/1.1 404 Not Found", -1),
+        ("cat: x: Permission denied", -1),
+        ("[]", 0),
+        ("", 0),
+        ("No results found.", 0),
+        ("def f():\n    raise ValueError('x is missing')", None),
+        ("The blue whale is large.", None),
+    ],
+)
+def test_rules_read_tool_results(text: str, vote: int | None) -> None:
+    assert tool_vote(text) == vote
+
+
+@pytest.mark.parametrize(
+    ("text", "vote"), [("👍", 1), ("👎", -1), ("👍 but no", None), ("ok", None)]
+)
+def test_rules_read_thumbs(text: str, vote: int | None) -> None:
+    assert rule_vote(Case(request="", response="", next=text)) == vote
+
+
+OWN = """
+class Reward:
+    def __init__(self, checkpoint_path="none"):
+        self.checkpoint = checkpoint_path
+
+    def compute_reward(self, prompt, response, next_feedback):
+        if next_feedback == "boom":
+            raise RuntimeError("boom")
+        return {"good": 0.9, "bad": -2, "so": 0.05, "nan": float("nan")}[next_feedback]
+
+
+class Many(Reward):
+    def batch_compute_rewards(self, batch):
+        return [self.compute_reward(i["prompt"], i["response"], i["feedback"]) for i in batch]
+
+
+class Nothing:
+    pass
+"""
+
+
+@pytest.mark.parametrize("name", ["Reward", "Many"])
+async def test_an_own_class_judges(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    settings = CustomJudge(path=f"{file}:{name}", checkpoint_path="here", dead_zone=0.1)
+    voter = load_custom(settings)
+    assert voter.model.checkpoint == "here"
+    for text, vote in {"good": 1, "bad": -1, "so": 0, "nan": None}.items():
+        assert await voter.votes(Case(request="", response="", next=text), 2) == [vote, vote]
+    judge = PanelJudge(voter=voter, hinter=WordHinter())
+    opinion = await judge.consider(Case(request="", response="", next="boom"))
+    assert opinion.failed
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("own.py", "expected FILE.py:Class"),
+        ("missing.py:Reward", "is not here"),
+        ("own.py:Absent", "has no class Absent; it has Many, Nothing, Reward"),
+        ("own.py:Nothing", "neither compute_reward"),
+    ],
+)
+def test_an_own_class_that_cannot_judge_is_refused(tmp_path: Path, path: str, problem: str) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    with pytest.raises(ConfigError, match=problem):
+        load_custom(CustomJudge(path=str(tmp_path / path)))
+
+
+def test_rewards_that_are_no_numbers_are_no_votes() -> None:
+    assert [to_vote(one) for one in (True, "1", None, 0, 0.0, 3)] == [None, None, None, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Thanks, but please keep it to one sentence.", "Keep it to one sentence."),
+        ("Hm. Too long. Have a nice day.", "Too long."),
+        ("It's 1789, not 1798.", "It's 1789, not 1798."),
+        ("太长了,一句话就够了。", "太长了,一句话就够了。"),
+        ("That's wrong.", None),
+        ("No.", None),
+        ("Try again.", None),
+        ("ugh", None),
+    ],
+)
+def test_hints_keep_what_should_be_different(text: str, words: str | None) -> None:
+    assert wish_words(text) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "order"),
+    [
+        ("Too long, no lists please.", "Answer in one short sentence. Do not use lists."),
+        ("Zu lang, bitte keine Listen.", "Answer in one short sentence. Do not use lists."),
+        ("Be kinder to the student.", "Be warm and friendly."),
+        ("It's 1789, not 1798.", None),
+    ],
+)
+def test_common_wishes_are_said_plainly(text: str, order: str | None) -> None:
+    assert plain_wishes(text) == order
+
+
+def test_a_tool_error_is_no_wish() -> None:
+    assert candidates(Case(request="", response="", next="Error: too long", role="tool")) == []
+
+
+def test_hints_are_short() -> None:
+    words = wish_words("Please keep it short and simple. " * 40)
+    assert words is not None
+    assert len(words) <= 400
+
+
+def test_every_kind_of_judge_has_settings() -> None:
+    assert set(JUDGES) == {"probe", "llm", "rules", "custom"}
+    for kind in JUDGES:
+        assert (
+            load_config(None, [f"evaluation.judge.type={kind}"]).config.evaluation.judge.type
+            == kind
+        )
+    assert Config().evaluation.judge.type == "probe"
+
+
+async def test_the_config_chooses_the_judge() -> None:
+    config = load_config(None, ["evaluation.judge.type=rules", "evaluation.num_judges=5"]).config
+    judge = make_judge(config, folder=lambda: Path("nowhere"))
+    verdict, _ = await judge.judge(turn([said("exit code: 3", "tool")]))
+    assert verdict == Verdict(score=-1, votes=(-1,))
+
+
+def test_keys_of_another_judge_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"key of judge llm, but evaluation.judge.type is rules"):
+        load_config(None, ["evaluation.judge.type=rules", "evaluation.judge.base_url=x"])

@@ -1,0 +1,196 @@
+"""The embedded judge: its head, its fit to a person, and its commands; accuracy on the model."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from instar.backends.embedded import embedded_model
+from instar.cli import app
+from instar.errors import ConfigError, ModelError
+from instar.judge.encoder import Encoder
+from instar.judge.features import NAMES, features
+from instar.judge.fit import CASES, Labelled, Recipe, fit_features, read_cases
+from instar.judge.head import SHIPPED, load_head
+from instar.judge.next_state import Case
+from instar.judge.panel import tally
+from instar.judge.probe import Calibration, Probe, calibrate, load_calibrations, save_calibrations
+from instar.judge.report import agreement
+
+SMALL = Recipe(components=4, networks=3, units=8, steps=60, folds=2, dropout=0.1)
+
+
+def labelled(text: str, label: int, split: str = "train") -> Labelled:
+    return Labelled(case=Case(request="q", response="a", next=text), label=label, split=split)
+
+
+def toy() -> tuple[list[Labelled], torch.Tensor, torch.Tensor]:
+    """Cases whose label can be read off the words."""
+    texts = {1: "Thanks, perfect!", 0: "What is the capital?", -1: "No, that is wrong."}
+    cases = [
+        labelled(text, label, "test" if at % 5 == 0 else "train")
+        for at in range(30)
+        for label, text in texts.items()
+    ]
+    words = torch.tensor([features(one.case) for one in cases])
+    return cases, torch.randn(len(cases), 16, generator=torch.Generator().manual_seed(0)), words
+
+
+def test_a_head_learns_and_comes_back_from_disk(tmp_path: Path) -> None:
+    cases, hidden, words = toy()
+    fitted = fit_features(cases, hidden, words, SMALL)
+    assert fitted.agreement.accuracy == 1.0
+    fitted.head.save(tmp_path)
+    loaded = load_head(tmp_path)
+    assert loaded.info == fitted.head.info
+    torch.testing.assert_close(
+        loaded.logits(hidden, words), fitted.head.logits(hidden, words), atol=0.05, rtol=0.05
+    )
+
+
+def test_training_is_repeatable() -> None:
+    one, two = (fit_features(*toy(), SMALL).head.tensors for _ in range(2))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_all_labels_are_needed() -> None:
+    cases, hidden, words = toy()
+    kept = [at for at, one in enumerate(cases) if one.label != 0]
+    with pytest.raises(ConfigError, match="all of the labels"):
+        fit_features([cases[at] for at in kept], hidden[kept], words[kept], SMALL)
+
+
+def test_a_damaged_head_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no readable head"):
+        load_head(tmp_path)
+    for name in ("head.json", "head.safetensors"):
+        (tmp_path / name).write_bytes((SHIPPED / name).read_bytes()[:100])
+    with pytest.raises(ModelError, match=str(tmp_path)):
+        load_head(tmp_path)
+
+
+def test_the_shipped_head_is_small_and_fits_the_features() -> None:
+    assert (SHIPPED / "head.safetensors").stat().st_size < 2_000_000
+    assert load_head(SHIPPED).info.words == NAMES
+
+
+def test_the_shipped_cases_are_many_varied_and_apart() -> None:
+    cases = read_cases(CASES)
+    assert len(cases) >= 1200
+    counts = Counter(one.label for one in cases)
+    assert min(counts.values()) > len(cases) / 5
+    spoken = {one.lang for one in cases}
+    assert spoken >= {"de", "fr", "es", "it", "pt", "nl", "pl", "tr", "ru", "zh", "ja", "ar", "hi"}
+    split = {
+        name: {one.case.next for one in cases if one.split == name} for name in ("train", "test")
+    }
+    assert len(split["test"]) >= 300
+    assert not split["train"] & split["test"]
+
+
+def test_features_are_finite_for_any_text() -> None:
+    for text in ("", " ", "?" * 5000, "\x00", "👍", "[]", "a" * 100_000):
+        for role in ("user", "tool"):
+            found = features(Case(request="", response="", next=text, role=role))
+            assert len(found) == len(NAMES)
+            assert all(abs(one) < 100 for one in found)
+
+
+def test_an_error_at_the_end_of_a_long_result_counts() -> None:
+    text = "line\n" * 20_000 + "Traceback (most recent call last):"
+    found = dict(
+        zip(NAMES, features(Case(request="", response="", next=text, role="tool")), strict=True)
+    )
+    assert found["tool:exception"] == 1.0
+
+
+def test_calibration_moves_little_for_few_pairs_and_more_for_many() -> None:
+    # This person says "ok" where they are content; the head takes it for neutral.
+    logits = torch.tensor([[[0.0, 1.0, 0.0]]]).repeat(3, 1, 1)
+    few = calibrate(logits.repeat(1, 2, 1), [1, 1])
+    many = calibrate(logits.repeat(1, 40, 1), [1] * 40)
+    assert 0 < few.bias[2] < many.bias[2]
+    chances = ((logits[0] + torch.tensor(many.bias)) / many.temperature).softmax(-1)
+    assert int(chances.argmax()) == 2
+    assert calibrate(logits, []) == Calibration()
+
+
+def test_calibrations_come_back_from_disk(tmp_path: Path) -> None:
+    found = {"ann": Calibration(bias=(0.1, 0.0, -0.1), temperature=1.2, pairs=3)}
+    save_calibrations(found, tmp_path)
+    assert load_calibrations(tmp_path) == found
+    assert load_calibrations(tmp_path / "none") == {}
+    (tmp_path / "calibration.json").write_text("[")
+    with pytest.raises(ConfigError, match="instar judge calibrate"):
+        load_calibrations(tmp_path)
+
+
+def test_bad_cases_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "cases.jsonl"
+    file.write_text('{"request":"a","response":"b","next":"c","role":"user","label":2}\nno\n')
+    with pytest.raises(ConfigError, match=r"line 1: .*label is 2.*line 2"):
+        read_cases(file)
+
+
+def test_scoring_reports_bad_lines_and_loses_nothing(tmp_path: Path) -> None:
+    good = {"request": "r", "response": "s", "next": "exit code: 1", "role": "tool"}
+    lines = [json.dumps(good), "{", json.dumps({**good, "role": "dog"}), json.dumps(good)]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    rules = ["--set", "evaluation.judge.type=rules", "--home", str(tmp_path)]
+    found = CliRunner().invoke(
+        app,
+        ["judge", "score", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "o"), *rules],
+    )
+    assert found.exit_code == 1
+    rows = [json.loads(line) for line in (tmp_path / "o").read_text().splitlines()]
+    assert [row["label"] for row in rows] == [-1, None, None, -1]
+    assert rows[0] == {"label": -1, "hint": None, "votes": [-1]}
+    assert "in.jsonl:2:" in found.stderr
+    assert "expected user or tool" in found.stderr
+
+
+def test_report_of_an_empty_home(tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, ["judge", "report", "--home", str(tmp_path), "--json"])
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout) == {
+        "judged": 0,
+        "pairs": 0,
+        "accuracy": None,
+        "macro_f1": None,
+        "confusion": [],
+        "alarms": [],
+    }
+
+
+@pytest.fixture(scope="module")
+def probe() -> Probe:
+    head = load_head(SHIPPED)
+    folder = embedded_model(Path.home() / ".instar")
+    encoder = Encoder(folder, layers=head.info.layers, context=head.info.context)
+    return Probe(encoder=encoder, head=head)
+
+
+@pytest.mark.model
+async def test_the_probe_is_right_on_cases_it_never_saw(probe: Probe) -> None:
+    held_out = [one for one in read_cases(CASES) if one.split == "test"]
+    chances = probe.logits([one.case for one in held_out]).softmax(-1).mean(0)
+    found = [int(best) - 1 for best in chances.argmax(-1)]
+    table = agreement([(one.label, label) for one, label in zip(held_out, found, strict=True)])
+    assert table.accuracy is not None
+    assert table.macro_f1 is not None
+    assert table.accuracy >= 0.85
+    assert table.macro_f1 >= 0.85
+
+
+@pytest.mark.model
+async def test_the_probe_votes(probe: Probe) -> None:
+    thanks = Case(request="Name a river.", response="The Rhine.", next="Perfect, thank you!")
+    votes = await probe.votes(thanks, 3)
+    assert len(votes) == 3
+    assert tally(votes) == 1
+    assert await probe.votes(thanks, 1) == [1]
