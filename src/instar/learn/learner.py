@@ -81,14 +81,7 @@ class Learner:
         oldest = min(one.turn.created for one in judged)
         waited = time.time() - oldest >= self._training.max_wait_s
         live = await self._book.live_name(owner)
-        prepared = prepare(
-            judged,
-            training=self._training,
-            renderer=self._renderer,
-            version=live,
-            at_least=1 if waited else self._training.batch_size,
-            max_tokens=self._max_tokens,
-        )
+        prepared = self._prepare(judged, live, at_least=1 if waited else self._training.batch_size)
         return None if prepared is None else await self._update(owner, live, prepared)
 
     async def finish(self, owner: str) -> list[Outcome]:
@@ -102,7 +95,11 @@ class Learner:
         done = []
         for version in left:
             if version.parent != live:
-                log.info("%s was trained from %s, which is not live", version.name, version.parent)
+                why = ModelError(
+                    f"it was trained from {version.parent}, which is not live any more"
+                )
+                await self._book.note_gate(owner, version.name, _refused(live, version.name, why))
+                continue
             held, known = await self._held_out(owner)
             old = await asyncio.to_thread(self._corrections, owner, live, held, known)
             try:
@@ -115,6 +112,37 @@ class Learner:
             await self._publish(version, report, live, state=None)
             done.append(Outcome(version=version, report=report, metrics={}, seconds=0.0))
         return done
+
+    async def relearn(self, owner: str, batches: Sequence[Sequence[Turn]]) -> list[Outcome]:
+        """Train a line again from these batches, for instance without what was forgotten.
+
+        Turns that the live line has learned from already are left out, so that a rebuild which
+        was cut short goes on where it was.
+        """
+        done = []
+        for batch in batches:
+            live = await self._book.live_name(owner)
+            names = [turn.id for turn in batch]
+            learned = await self._book.trained(owner, names, line=live)
+            rest = [turn for turn in batch if turn.id not in learned]
+            known = await self._known(owner, rest)
+            judged = [
+                Judged(turn=turn, hinted_ids=hinted_prompt(turn, self._renderer, known))
+                for turn in rest
+            ]
+            if prepared := self._prepare(judged, live, at_least=1):
+                done.append(await self._update(owner, live, prepared))
+        return done
+
+    def _prepare(self, judged: Sequence[Judged], live: str, *, at_least: int) -> Prepared | None:
+        return prepare(
+            judged,
+            training=self._training,
+            renderer=self._renderer,
+            version=live,
+            at_least=at_least,
+            max_tokens=self._max_tokens,
+        )
 
     async def _update(self, owner: str, live: str, prepared: Prepared) -> Outcome:
         started = time.monotonic()

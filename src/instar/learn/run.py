@@ -18,6 +18,7 @@ from instar.loop import model_folder, store_url
 from instar.publish.gate import retention_set
 from instar.publish.versions import VersionFiles
 from instar.record.controls import is_paused
+from instar.record.forget import finish_rebuild, pending_rebuilds
 from instar.record.store import TurnStore, open_store
 from instar.record.versions import VersionBook
 from instar.train.step import StepSettings, TorchTrainer
@@ -48,6 +49,7 @@ async def learn(
             judge = make_judge(config, folder=lambda: folder, home=home)
             jobs.append(JudgeWorker(store, judge).run(stop))
         if training:
+            await _clean_up(home, store)
             learner = await asyncio.to_thread(make_learner, config, home, folder, store)
             jobs.append(_train(learner, store, stop, on_outcome))
         await asyncio.gather(*jobs)
@@ -74,6 +76,12 @@ def make_learner(config: Config, home: Path, folder: Path, store: TurnStore) -> 
     )
 
 
+async def _clean_up(home: Path, store: TurnStore) -> None:
+    """Remove what an earlier process left unfinished."""
+    kept = [(one.owner, one.name) for one in await VersionBook(store).versions() if not one.pruned]
+    await asyncio.to_thread(VersionFiles.of_home(home).sweep, kept)
+
+
 async def _train(
     learner: Learner,
     store: TurnStore,
@@ -87,18 +95,33 @@ async def _train(
             for owner in await store.owners():
                 if await is_paused(store, owner):
                     continue
-                for outcome in [] if owner in begun else await learner.finish(owner):
+                if owner not in begun:
+                    found = await learner.finish(owner)
+                    begun.add(owner)
+                else:
+                    found = await _next(learner, store, owner)
+                busy = busy or bool(found)
+                for outcome in found:
                     on_outcome(outcome)
-                begun.add(owner)
-                found = await learner.learn(owner)
-                if found is not None:
-                    busy = True
-                    on_outcome(found)
         except InstarError as error:
             log.error("training has to wait: %s", error)
             await _pause(stop, _FAILED_S)
         if not busy:
             await _pause(stop, _IDLE_S)
+
+
+async def _next(learner: Learner, store: TurnStore, owner: str) -> list[Outcome]:
+    """What a person asked to forget comes first, then what there is to learn."""
+    for rebuild in await pending_rebuilds(store, owner):
+        found = [
+            [turn for name in batch if (turn := await store.turn(owner, name)) is not None]
+            for batch in rebuild.batches
+        ]
+        outcomes = await learner.relearn(owner, found)
+        await finish_rebuild(store, rebuild, await VersionBook(store).live_name(owner))
+        return outcomes
+    outcome = await learner.learn(owner)
+    return [] if outcome is None else [outcome]
 
 
 async def _pause(stop: asyncio.Event, seconds: float) -> None:

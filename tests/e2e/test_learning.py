@@ -1,0 +1,198 @@
+"""The loop, closed: turns are judged, trained, gated, published, served, forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import tiny_llama
+
+from instar.batch.render import ChatRenderer
+from instar.config import TrainingConfig
+from instar.learn.learner import Learner
+from instar.publish.gate import Reference
+from instar.publish.versions import VersionFiles
+from instar.record.forget import forget_session, pending_rebuilds
+from instar.record.store import TurnStore, open_store
+from instar.record.versions import VersionBook
+from instar.train.step import TorchTrainer
+from instar.types import Hint, NextState, Sampling, Turn, Verdict
+
+TRAINING = TrainingConfig(batch_size=4, learning_rate=1e-3, holdout_share=0.2, min_retention=0.5)
+REFERENCES = [Reference(kind="fact", question="Two and two?", answer="Four.")]
+
+
+class Bench:
+    """A learner over a tiny model, and a store with turns that its base would have sampled."""
+
+    def __init__(self, home: Path, store: TurnStore, training: TrainingConfig) -> None:
+        self.folder = tiny_llama(home / "model")
+        self.home, self.store, self.book = home, store, VersionBook(store)
+        self.renderer = ChatRenderer.from_folder(self.folder)
+        self.training = training
+        self.trainer = TorchTrainer(self.folder, training)
+        self.learner = self.again()
+
+    def again(self) -> Learner:
+        """A learner as a new process would make it."""
+        return Learner(
+            TorchTrainer(self.folder, self.training),
+            training=self.training,
+            renderer=self.renderer,
+            book=self.book,
+            files=VersionFiles.of_home(self.home),
+            turns=self.store.turns,
+            references=REFERENCES,
+            folder=self.home / "training",
+            max_tokens=4096,
+        )
+
+    async def turn(self, name: str, *, score: int, hint: str | None = None) -> Turn:
+        messages = ({"role": "user", "content": f"Tell me about {name}."},)
+        prompt = self.renderer.render(messages).ids
+        sampled = (*self.renderer.encode("so it goes"), *self.renderer.eos_ids[:1])
+        turn = Turn(
+            id=f"t{name}",
+            owner="ann",
+            session=f"s{name}",
+            parent=None,
+            extends=False,
+            kind="main",
+            prompt_ids=prompt,
+            sampled_ids=sampled,
+            logprobs=self.trainer.logprobs(prompt, sampled),
+            settings=Sampling(),
+            version="base",
+            finish="stop",
+            messages=messages,
+            reply={"role": "assistant", "content": "so it goes"},
+            created=1e9,
+        )
+        await self.store.record(turn)
+        await self.store.saw_next(turn.id, NextState(messages=({"role": "user", "content": "x"},)))
+        verdict = Verdict(score=score)  # type: ignore[arg-type]
+        await self.store.set_verdict(turn.id, verdict, Hint(text=hint) if hint else None)
+        return replace(turn, verdict=verdict)
+
+    async def many(self, count: int, first: int = 0) -> None:
+        for number in range(first, first + count):
+            await self.turn(f"{number:03}", score=-1, hint="Answer in one word.")
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with open_store(f"sqlite:///{tmp_path}/instar.db") as store:
+        yield Bench(tmp_path, store, TRAINING)
+
+
+async def test_a_batch_becomes_a_live_version_with_its_lineage(bench: Bench) -> None:
+    await bench.many(12)
+    outcome = await bench.learner.learn("ann")
+    assert outcome is not None
+    assert outcome.report.accepted, outcome.report.text()
+    assert await bench.book.live_name("ann") == "v1"
+    trained = await bench.book.turns("ann", "v1")
+    held = {turn.id for turn in await bench.book.held_out("ann", share=0.2)}
+    assert len(trained) == 4
+    assert held
+    assert not held & set(trained)
+    manifest = json.loads((bench.home / "versions" / "ann" / "v1" / "manifest.json").read_text())
+    assert tuple(manifest["turns"]) == tuple(trained)
+
+
+async def test_no_turn_trains_twice(bench: Bench) -> None:
+    await bench.many(12)
+    seen: list[str] = []
+    while outcome := await bench.learner.learn("ann"):
+        seen += outcome.version.turns
+    assert len(seen) == len(set(seen))
+    assert len(seen) >= 8
+
+
+async def test_too_few_turns_wait_until_the_oldest_has_waited_long(bench: Bench) -> None:
+    training = TRAINING.model_copy(update={"max_wait_s": 1e12})
+    patient = Bench(bench.home, bench.store, training)
+    await patient.many(3)
+    assert await patient.learner.learn("ann") is None
+    # The turns are of the year 2001: longer than the default wait.
+    assert await bench.learner.learn("ann") is not None
+
+
+async def test_a_new_process_goes_on_exactly_where_the_old_one_was(bench: Bench) -> None:
+    await bench.many(16)
+    await bench.learner.learn("ann")
+    resumed = bench.again()
+    one = await bench.learner._judged("ann")
+    await asyncio.to_thread(bench.learner._hold, "ann", "v1")
+    await asyncio.to_thread(resumed._hold, "ann", "v1")
+    first, second = bench.learner._trainer.state(), resumed._trainer.state()
+    assert first["steps"] == second["steps"] == 1
+    for name, value in first["weights"].items():
+        assert value.equal(second["weights"][name])
+    moments = first["optimizer"]["state"]
+    assert moments
+    for key, entry in moments.items():
+        assert entry["exp_avg"].equal(second["optimizer"]["state"][key]["exp_avg"])
+    assert one
+
+
+async def test_a_candidate_left_without_a_report_is_gated_at_the_next_start(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.many(12)
+
+    async def dies(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench.learner, "_publish", dies)
+    with pytest.raises(KeyboardInterrupt):
+        await bench.learner.learn("ann")
+    assert await bench.book.live_name("ann") == "base"
+    (outcome,) = await bench.again().finish("ann")
+    assert outcome.report.accepted
+    assert await bench.book.live_name("ann") == "v1"
+
+
+async def test_flipped_verdicts_are_stopped_by_the_gate(bench: Bench) -> None:
+    """A poisoned batch praises what the person corrected; held-out corrections tell."""
+    training = TRAINING.model_copy(
+        update={"method": "binary", "learning_rate": 3e-2, "steps_per_batch": 8}
+    )
+    poisoned = Bench(bench.home, bench.store, training)
+    await poisoned.many(8)
+    for number in range(8):
+        await poisoned.store.set_verdict(
+            f"t{number:03}", Verdict(score=1, source="person"), Hint(text="Answer in one word.")
+        )
+    before = poisoned.trainer.logprobs((1, 2, 3), (4, 5))
+    outcome = await poisoned.learner.learn("ann")
+    assert outcome is not None
+    assert not outcome.report.accepted, outcome.report.text()
+    assert any("held-out" in reason or "retention" in reason for reason in outcome.report.reasons)
+    assert await poisoned.book.live_name("ann") == "base"
+    assert poisoned.learner._trainer.logprobs((1, 2, 3), (4, 5)) == pytest.approx(before)
+
+
+async def test_forgetting_a_session_rebuilds_the_line_without_it(bench: Bench) -> None:
+    await bench.many(16)
+    await bench.learner.learn("ann")
+    await bench.learner.learn("ann")
+    gone = (await bench.book.turns("ann", "v1"))[0]
+    await forget_session(bench.store, "ann", "s" + gone.removeprefix("t"))
+    assert await bench.book.live_name("ann") == "base"
+    (rebuild,) = await pending_rebuilds(bench.store, "ann")
+    batches = [
+        [turn for name in batch if (turn := await bench.store.turn("ann", name)) is not None]
+        for batch in rebuild.batches
+    ]
+    outcomes = await bench.learner.relearn("ann", batches)
+    assert [one.report.accepted for one in outcomes] == [True, True]
+    live = await bench.book.live_name("ann")
+    learned = await bench.book.turns("ann", live)
+    assert gone not in learned
+    assert len(learned) == 7
