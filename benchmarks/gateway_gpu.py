@@ -283,14 +283,14 @@ def run_engine(options: argparse.Namespace) -> dict[str, Any]:
 
 def child(options: argparse.Namespace, way: str, python: str) -> dict[str, Any]:
     """This script in a process of its own, so that the GPU is free afterwards."""
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump({**vars(options), "child": way}, file)
-        file.flush()
-        command = [python, __file__, "--options", file.name]
-        env = environment(options)
-        done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    with tempfile.TemporaryDirectory() as work:
+        asked, result = Path(work, "options.json"), Path(work, "result.json")
+        asked.write_text(json.dumps({**vars(options), "child": way, "result": str(result)}))
+        command = [python, __file__, "--options", str(asked)]
+        # What vLLM prints is no part of our output.
+        subprocess.run(command, env=environment(options), stdout=sys.stderr, check=True)
+        found: dict[str, Any] = json.loads(result.read_text())
+        return found
 
 
 def prompts(options: argparse.Namespace, seed: int) -> list[list[int]]:
@@ -403,7 +403,7 @@ def main() -> None:
     options = parse()
     if options.options:
         options = argparse.Namespace(**json.loads(Path(options.options).read_text()))
-        print(json.dumps(CHILDREN[options.child](options)))
+        Path(options.result).write_text(json.dumps(CHILDREN[options.child](options)))
         return
     results: dict[str, Any] = {}
     for way in options.only.split(","):

@@ -27,6 +27,10 @@ def note(text: str) -> None:
         file.write(f"{text}\n")
 
 
+def fault(folder: str) -> str | None:
+    return "bad rank" if "bad" in folder or Path(folder, "damaged").exists() else None
+
+
 async def reply(channel: wire.Channel, ask: Ask) -> None:
     if ask.prompt_ids[0] == 666:
         channel.send(Step([Part(id=ask.id, ids=[1], logprobs=[-1.0])]))
@@ -74,8 +78,7 @@ async def main() -> None:
                 tasks.pop(number).cancel()
             case Load() as load:
                 note(f"load {load.lora} {load.name}")
-                bad = "bad rank" if "bad" in load.folder else None
-                channel.send(Done(load.call, bad))
+                channel.send(Done(load.call, fault(load.folder)))
             case Drop() as drop:
                 note(f"drop {drop.lora}")
                 channel.send(Done(drop.call, None))

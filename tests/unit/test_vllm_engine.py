@@ -74,6 +74,11 @@ def adapter(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def other_adapter(tmp_path: Path) -> Path:
+    return made(tmp_path / "other")
+
+
+@pytest.fixture
 def bad_adapter(tmp_path: Path) -> Path:
     return made(tmp_path / "bad")
 
@@ -193,6 +198,20 @@ async def test_a_dead_server_is_started_again_with_its_versions(
     assert pieces[-1].finish == "length"
     assert pieces[-1].version == "v1"
     assert notes.lines("load") == ["load 1 v1#1"] * 2
+
+
+async def test_a_version_damaged_meanwhile_does_not_keep_the_server_down(
+    engine: VersionedEngine, adapter: Path, other_adapter: Path, notes: Notes
+) -> None:
+    await engine.load("v1", adapter)
+    await engine.load("v2", other_adapter)
+    await engine.activate("v2")
+    (other_adapter / "damaged").touch()
+    with pytest.raises(EngineError, match="died during a reply"):
+        await drawn(engine, request(666))
+    pieces = await drawn(engine, request(version="v1"))
+    assert pieces[-1].finish == "length"
+    assert (engine.info.versions, engine.info.live) == (("base", "v1"), "base")
 
 
 async def test_a_failed_restart_is_told_and_tried_again(opened: Open) -> None:

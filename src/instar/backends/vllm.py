@@ -226,6 +226,21 @@ class VersionedEngine:
 class StartedEngine(VersionedEngine):
     """An Engine on a vLLM server of its own."""
 
+    def __init__(
+        self, config: VllmEngine, *, link: Link, tokenizer: Tokenizer, info: EngineInfo
+    ) -> None:
+        super().__init__(config, link=link, tokenizer=tokenizer, info=info)
+        assert isinstance(link, Process)
+        link.on_lost = self._forget
+
+    def _forget(self, number: int) -> None:
+        """Go on without a version that a restarted server could not load again."""
+        for version, adapter in list(self._adapters.items()):
+            if adapter.number == number:
+                del self._adapters[version]
+        live = self._info.live if self._info.live in self._adapters else BASE_VERSION
+        self._info = replace(self._info, live=live, versions=tuple(self._adapters))
+
     @property
     def pid(self) -> int:
         """The server's process of now."""

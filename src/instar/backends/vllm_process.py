@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ STEADY_S = 60.0
 
 SOCKET_FOLDER = 64
 """A longer folder does not fit, with the name vLLM adds, into a Unix socket's address."""
+
+log = logging.getLogger("instar.vllm")
 
 _decode = msgspec.msgpack.Decoder(Ready | Step | Done).decode
 
@@ -82,6 +85,8 @@ class Process:
         self._watcher: asyncio.Task[None] | None = None
         self._failure = ""
         self.ready = Ready(context=0, device="", release="")
+        self.on_lost: Callable[[int], None] = lambda number: None
+        """Told of an adapter that a restarted server could not load again."""
         self.restarts = 0
 
     @classmethod
@@ -162,9 +167,10 @@ class Process:
         """Start the server and wait until it serves; returns the task that reads from it."""
         config = self._config
         argv = [config.python or sys.executable, "-m", "instar.backends.vllm_server"]
-        log = self._folder / "vllm.log"
         argv += _arguments(config, self._model)
-        child = await wire.spawn(argv, env=_environment(config, self._folder), log=log)
+        child = await wire.spawn(
+            argv, env=_environment(config, self._folder), log=self._folder / "vllm.log"
+        )
         self._child = child
         started: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         listening = asyncio.create_task(self._listen(child, started))
@@ -183,11 +189,17 @@ class Process:
                 f"{' '.join(argv)}\nand its last words were\n{child.tail()}"
             )
         self.ready = started.result()
-        for load in self._adapters.values():
-            if error := await self._call(child.channel, load):
-                raise EngineError(f"vLLM cannot load {load.folder} again: {error}")
+        await self._load_again(child.channel)
         self._serving.set_result(child.channel)
         return listening
+
+    async def _load_again(self, channel: wire.Channel) -> None:
+        """Give a restarted server its adapters; one that was damaged meanwhile is left out."""
+        for number, load in list(self._adapters.items()):
+            if error := await self._call(channel, load):
+                log.error("vLLM cannot load %s again, from %s: %s", load.name, load.folder, error)
+                del self._adapters[number]
+                self.on_lost(number)
 
     async def _listen(self, child: wire.Child, started: asyncio.Future[Ready]) -> None:
         """Hand out what the server says until it is gone."""
@@ -200,6 +212,9 @@ class Process:
             reading.cancel()
             dying.cancel()
             await asyncio.gather(reading, dying, return_exceptions=True)
+            for answer in self._calls.values():
+                if not answer.done():
+                    answer.set_exception(EngineError("The vLLM server died."))
 
     async def _read(self, child: wire.Child, started: asyncio.Future[Ready]) -> None:
         async for body in child.channel:
@@ -234,6 +249,8 @@ class Process:
                 except (EngineError, OSError) as error:
                     failures += 1
                     self._fail(str(error))
+                    if self._child is not None:
+                        await self._child.stop()
 
     def _fail(self, why: str) -> None:
         """Tell those who wait for the server, and let the next ones wait for the next start."""
@@ -249,9 +266,6 @@ class Process:
         for stream in self._streams.values():
             stream.lost = True
             stream.wake()
-        for answer in self._calls.values():
-            if not answer.done():
-                answer.set_exception(EngineError(f"The vLLM server died. {why}"))
 
 
 def _future() -> asyncio.Future[wire.Channel]:
