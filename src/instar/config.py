@@ -81,8 +81,6 @@ class VllmEngine(Section):
     """Address of a running server, such as http://127.0.0.1:8000; by default one is started."""
     python: str | None = None
     """The Python that has vLLM installed; by default the one that runs instar."""
-    port: int | None = Field(default=None, ge=1, le=65535)
-    """Port of the started server; by default a free one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto` leaves the choice to vLLM."""
     context: int | None = Field(default=None, ge=16)
@@ -98,7 +96,7 @@ class VllmEngine(Section):
     start_timeout_s: float = Field(default=600, gt=0)
     """How long a started server may take until it answers."""
     args: list[str] = Field(default_factory=list)
-    """More arguments for `vllm serve`, as they stand."""
+    """More engine arguments for vLLM, as its command line takes them."""
     env: dict[str, str] = Field(default_factory=dict)
     """More environment variables for the started server."""
 
