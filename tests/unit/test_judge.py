@@ -13,7 +13,14 @@ from instar.config import Config, CustomJudge
 from instar.config_load import load_config
 from instar.errors import ConfigError
 from instar.judge.custom import load_custom, to_vote
-from instar.judge.hints import WordHinter, candidates, plain_wishes, select_hint, wish_words
+from instar.judge.hints import (
+    WordHinter,
+    candidates,
+    plain_wishes,
+    select_hint,
+    teacher_system,
+    wish_words,
+)
 from instar.judge.next_state import Case, case_of
 from instar.judge.panel import JUDGES, PanelJudge, make_judge, tally
 from instar.judge.rules import rule_vote, tool_vote
@@ -319,6 +326,9 @@ def test_rewards_that_are_no_numbers_are_no_votes() -> None:
         ("太长了,一句话就够了。", "太长了,一句话就够了。"),
         ("That's wrong.", None),
         ("No.", None),
+        ("That's not what I asked.", None),
+        ("Vielen Dank, aber das war leider nicht meine Frage.", None),
+        ("You didn't answer my question.", None),
         ("Try again.", None),
         ("ugh", None),
     ],
@@ -338,6 +348,11 @@ def test_hints_keep_what_should_be_different(text: str, words: str | None) -> No
 )
 def test_common_wishes_are_said_plainly(text: str, order: str | None) -> None:
     assert plain_wishes(text) == order
+
+
+def test_a_hint_stands_behind_a_role() -> None:
+    assert teacher_system("Be brief.") == "You are a helpful assistant. Be brief."
+    assert teacher_system("Be brief.", "You are Ada.\n") == "You are Ada. Be brief."
 
 
 def test_a_tool_error_is_no_wish() -> None:

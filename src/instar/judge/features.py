@@ -20,12 +20,9 @@ _GROUPS = names("words", "parts")
 _OPENING = 24
 """Characters in which a word counts as the reply's beginning."""
 _WORD = re.compile(r"\w+")
-_NEGATED = re.compile(
-    r"(?<!\w)(?:not|no|never|\w+n't|without|nicht|kein\w*|pas|non|não|niet|nie|не)\W+"
-    r"(?:\w+\W+){0,2}?"
-    r"(?:good|great|helpful|right|correct|clear|useful|perfect|nice|true|funny|close|it\b|what|"
-    r"gut|richtig|bien|bueno|correcto|giusto|certo|goed|dobrze|правильно|верно)"
-)
+_NEGATED_BY = re.compile(r"[ ']?(?:\w+ ){0,2}")
+"""What may stand between a negation and the praise that it turns into blame."""
+_NEGATED_AFTER = re.compile(r" ?(?:değil|नहीं|nahi\w*|ない|ません|ではない|じゃない)")
 _CLEARED = re.compile(
     r"(?<!\w)(?:no|not a single|nothing|zero|without|never|isn't|doesn't|didn't|can't|couldn't|"
     r"don't)\W+(?:\w+\W+){0,3}?"
@@ -96,12 +93,29 @@ def _combinations(text: str, counts: dict[str, float]) -> tuple[float, ...]:
     blamed = counts["wrong"] + counts["not_working"] + counts["not_asked"] + counts["complaint"] > 0
     return (
         float(praised and counts["contrast"] > 0),
-        float(_NEGATED.search(text) is not None),
+        float(_praise_is_negated(text)),
         float(_CLEARED.search(text) is not None),
         float(_SCORN.search(text) is not None),
         float(praised and not blamed and not counts["contrast"]),
         float(blamed and not praised),
     )
+
+
+def _praise_is_negated(text: str) -> bool:
+    """Whether a word of praise has a "not" before it, or behind it as some languages have."""
+    negations = [
+        found.end()
+        for group in ("words", "parts")
+        for found in patterns(group)["negation"].finditer(text)
+    ]
+    for group in ("words", "parts"):
+        for praise in patterns(group)["praise"].finditer(text):
+            if _NEGATED_AFTER.match(text, praise.end()):
+                return True
+            start = praise.start()
+            if any(at <= start and _NEGATED_BY.fullmatch(text, at, start) for at in negations):
+                return True
+    return False
 
 
 def _shape(text: str) -> tuple[float, ...]:

@@ -20,6 +20,7 @@ MAX_SENTENCES = 3
 MAX_CHARS = 400
 """Longer words of a person are cut at a sentence: a hint is an instruction, not a letter."""
 
+ROLE = "You are a helpful assistant."
 _SENTENCE = re.compile(r"[^.!?\n。!?؟।]+(?:[.!?。!?؟।]+[\"'”»)]*|\n|$)")
 _FILLER = re.compile(
     r"^(?:(?:ok(?:ay)?|hm+|well|um+|uh+|so|yes|no+|nope|nah|hey|hi|hello|please|pls|sorry|"
@@ -39,6 +40,14 @@ _EMPTY = re.compile(
     r"not (?:right|correct|true|it|helpful|good))|wrong(?: answer| again)?|try again|do it again|"
     r"(?:please )?redo (?:this|it|that)|again|still broken|same error(?: as before)?|"
     r"(?:it |that |this )?(?:still )?(?:doesn'?t|does not|didn'?t) work|"
+    r"(?:that|this|it)(?:'s| is|'?s| was|wasn'?t)? ?(?:not |n't )?(?:at all )?what i "
+    r"(?:asked|meant|wanted|said|needed)(?: for)?(?: at all)?|you (?:misunderstood(?: me)?|"
+    r"(?:didn'?t|did not) (?:answer|understand)(?: me| my question| the question)?|"
+    r"missed the point|made a mistake|keep doing that|always do this|broke it|"
+    r"aren'?t listening|'re not listening)|"
+    r"(?:das war|das ist) (?:leider )?nicht meine frage|(?:ce n'est|ce n'était) pas ma question|"
+    r"no (?:era|es) (?:eso|lo que pedí)|non è quello che ho chiesto|não foi isso que eu pedi|"
+    r"这不是我要的|そういう意味ではありません|"
     r"not (?:quite|right|helpful|good)|really|seriously|what|huh|why)\W*$",
     re.IGNORECASE,
 )
@@ -104,6 +113,15 @@ FRAMES: dict[str, Callable[[str], str]] = {
     "bare": lambda words: words,
 }
 """Ways to hand the person's words to a model as its instruction."""
+
+
+def teacher_system(hint: str, system: str | None = None) -> str:
+    """The system prompt of a teacher that follows the hint.
+
+    A role comes first: the frozen SmolLM2-135M obeyed "Answer in one short sentence." in 1 of 10
+    replies as its whole system prompt, and in 7 of 10 behind "You are a helpful assistant."
+    """
+    return f"{(system or ROLE).rstrip()} {hint}"
 
 
 def select_hint(
