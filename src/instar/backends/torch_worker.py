@@ -24,6 +24,7 @@ from instar.backends import torch_wire as wire
 from instar.backends.torch_lora import read_adapter
 from instar.backends.torch_model import Model, Work, open_model, set_threads
 from instar.backends.torch_schedule import Scheduler, make_reply
+from instar.backends.torch_threads import Pace, read_usage
 from instar.errors import ModelError
 from instar.text import TextDecoder
 from instar.types import BASE_VERSION
@@ -57,6 +58,10 @@ class Worker:
         self._folder = Path(start.model)
         self._versions: dict[str, Any] = {BASE_VERSION: model.base}
         self._tokenizer: Tokenizer | None = None
+        # On a GPU the threads hardly matter: one reading, and nothing changes.
+        limit = start.threads if model.device.type == "cpu" else 1
+        self._pace = Pace(limit, read=read_usage)
+        self._threads = torch.get_num_threads()
         self._scheduler = Scheduler(
             model,
             max_running=start.max_running,
@@ -84,6 +89,9 @@ class Worker:
                 self._send_step([])
 
     def _step(self) -> list[wire.Token]:
+        if (threads := self._pace.check()) != self._threads and self._model.device.type == "cpu":
+            torch.set_num_threads(threads)
+            self._threads = threads
         try:
             return self._scheduler.step()
         except Exception as error:
