@@ -33,7 +33,8 @@ from load import Result, percentile, run
 
 HERE = Path(__file__).parent
 MODEL = "smollm2-135m-instruct"
-PIECES, DELAY_MS = 32, 10.0
+PIECES, DELAY_MS = 25, 40.0
+"""Pieces of four tokens: each stream gets 100 tokens a second, for a second."""
 
 
 def main() -> None:
@@ -55,9 +56,9 @@ def added_latency(home: Path, clients: int, seconds: float) -> dict[str, float]:
     """Beyond the engine's own pauses, over streams that arrive spread out."""
     tokens = PIECES * 4
     with instar(home, f"engine.delay_ms={DELAY_MS}") as url:
-        bodies = [_body(n, tokens, stream=True) for n in range(int(clients * seconds * 2))]
+        bodies = [_body(n, tokens, stream=True) for n in range(int(clients * seconds))]
         run(url, bodies[:clients], concurrency=clients)
-        results, _ = run(url, bodies, concurrency=clients)
+        results, _ = run(url, bodies, concurrency=clients, spread_s=PIECES * DELAY_MS / 1000)
     check(results)
     pause = DELAY_MS / 1000
     direct = direct_engine(clients, tokens)

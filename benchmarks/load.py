@@ -42,10 +42,15 @@ def run(
     concurrency: int,
     processes: int = 1,
     key: str = "bench",
+    spread_s: float = 0.0,
 ) -> tuple[list[Result], float]:
-    """Send all bodies; give the results and how long it took."""
+    """Send all bodies; give the results and how long it took.
+
+    With `spread_s`, clients begin at different times within so many seconds: people do not all
+    press a key in the same instant.
+    """
     if processes == 1:
-        return asyncio.run(_run(url, list(bodies), concurrency, key))
+        return asyncio.run(_run(url, list(bodies), concurrency, key, spread_s))
     parts = [list(bodies[n::processes]) for n in range(processes)]
     start = time.perf_counter()
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
@@ -62,19 +67,21 @@ def _run_part(
 
 
 async def _run(
-    url: str, bodies: list[bytes], concurrency: int, key: str
+    url: str, bodies: list[bytes], concurrency: int, key: str, spread_s: float = 0.0
 ) -> tuple[list[Result], float]:
     results: list[Result] = []
     waiting = iter(bodies)
+    count = min(concurrency, len(bodies))
 
-    async def worker() -> None:
+    async def worker(number: int) -> None:
+        await asyncio.sleep(spread_s * number / count)
         connection = await _Connection.open(url, key)
         for body in waiting:
             results.append(await connection.post(body))
         connection.close()
 
     start = time.perf_counter()
-    await asyncio.gather(*(worker() for _ in range(min(concurrency, len(bodies)))))
+    await asyncio.gather(*(worker(number) for number in range(count)))
     return results, time.perf_counter() - start
 
 

@@ -11,6 +11,7 @@ from instar.batch.merge import merge
 from instar.batch.pack import pack
 from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
+from instar.judge.hints import teacher_system
 from instar.record.redact import redact_text, redacted_tokens
 from instar.types import Batch, Message, Turn
 
@@ -30,8 +31,8 @@ def with_hint(messages: Sequence[Message], hint: str) -> tuple[list[Message], in
         content = first.get("content") or ""
         if isinstance(content, list):
             content = "\n".join(part.get("text", "") for part in content)
-        return [{**first, "content": f"{content}\n\n{hint}"}, *messages[1:]], 0
-    return [{"role": "system", "content": hint}, *messages], 1
+        return [{**first, "content": teacher_system(hint, content)}, *messages[1:]], 0
+    return [{"role": "system", "content": teacher_system(hint)}, *messages], 1
 
 
 def hinted_prompt(
