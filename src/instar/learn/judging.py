@@ -33,7 +33,7 @@ class JudgeWorker:
                 log.warning("the store cannot be read or written now: %s", error)
                 failed, found = True, 0
             if failed or not found:
-                await _pause(stop, _FAILED_S if failed else _IDLE_S)
+                await pause(stop, _FAILED_S if failed else _IDLE_S)
 
     async def once(self) -> tuple[bool, int]:
         """Judge what is ready; whether the judge failed, and how many turns were looked at."""
@@ -48,7 +48,8 @@ class JudgeWorker:
         return False, len(turns)
 
 
-async def _pause(stop: asyncio.Event, seconds: float) -> None:
+async def pause(stop: asyncio.Event, seconds: float) -> None:
+    """Wait so long, or until `stop`."""
     try:
         async with asyncio.timeout(seconds):
             await stop.wait()

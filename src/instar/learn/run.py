@@ -12,7 +12,7 @@ from instar.batch.render import ChatRenderer
 from instar.config import Config
 from instar.errors import InstarError
 from instar.judge.panel import make_judge
-from instar.learn.judging import JudgeWorker
+from instar.learn.judging import JudgeWorker, pause
 from instar.learn.learner import Learner, Outcome
 from instar.loop import model_folder, store_url
 from instar.publish.gate import retention_set
@@ -105,9 +105,9 @@ async def _train(
                     on_outcome(outcome)
         except InstarError as error:
             log.error("training has to wait: %s", error)
-            await _pause(stop, _FAILED_S)
+            await pause(stop, _FAILED_S)
         if not busy:
-            await _pause(stop, _IDLE_S)
+            await pause(stop, _IDLE_S)
 
 
 async def _next(learner: Learner, store: TurnStore, owner: str) -> list[Outcome]:
@@ -122,11 +122,3 @@ async def _next(learner: Learner, store: TurnStore, owner: str) -> list[Outcome]
         return outcomes
     outcome = await learner.learn(owner)
     return [] if outcome is None else [outcome]
-
-
-async def _pause(stop: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await stop.wait()
-    except TimeoutError:
-        return
