@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 ARGS ?=
 
-.PHONY: help install install-dev up test lint format unit test-postgres test-vllm test-gpu bench docs clean
+.PHONY: help install install-dev up test lint format unit test-postgres test-vllm test-gpu demo bench docs clean
 
 help: ## List what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -65,6 +65,9 @@ test-vllm: install ## The engine's contract on vLLM for CPUs, in a .venv-vllm of
 
 test-gpu: ## Tests that need a CUDA GPU, with the Python that is active
 	python3 -m pytest tests/gpu $(ARGS)
+
+demo: install ## Watch the model learn from a simulated person (ARGS="--persona student")
+	@$(BIN)/instar demo $(ARGS)
 
 bench: install-dev ## List the benchmarks; run one with ARGS=gateway
 	@$(BIN)/instar bench $(ARGS)
