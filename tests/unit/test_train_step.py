@@ -394,3 +394,10 @@ def test_merged_gradients_on_the_embedded_model() -> None:
     trainer = make(embedded_model(Path.home() / ".instar"))
     turns = [*chain(), *comb()]
     assert_same(gradients(trainer, batch_of(turns)), naive(trainer, turns))
+
+
+def test_endings_of_one_prompt_are_as_likely_as_each_alone(tmp_path: Path) -> None:
+    trainer = TorchTrainer(tiny_llama(tmp_path / "model"), TrainingConfig())
+    prompt, endings = [1, 2, 3, 4], [[5, 6], [7], [8, 9, 10]]
+    alone = [sum(trainer.logprobs(prompt, ending, weights="base")) for ending in endings]
+    assert trainer.likelihoods(prompt, endings) == pytest.approx(alone, abs=1e-4)

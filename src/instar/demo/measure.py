@@ -49,17 +49,20 @@ class Reader:
     def on_topic(self, person: Person, prompt: str, answer: str) -> float:
         every = [*person.kept, *person.asked]
         others = random.Random(prompt).sample([one for one in every if one != prompt], _OTHERS)
-        gains = [self._gain(question, answer) for question in (prompt, *others)]
+        questions = (prompt, *others)
+        told = self._likelihoods(questions, answer[:400] or "...")
+        untold = self._untold(questions)
+        gains = [one - other for one, other in zip(told, untold, strict=True)]
         return float(gains[0] == max(gains))
 
-    def _gain(self, question: str, answer: str) -> float:
-        """How much likelier the answer makes the question."""
-        if question not in self._alone:
-            self._alone[question] = self._likelihood(question, "...")
-        return self._likelihood(question, answer[:400] or "...") - self._alone[question]
+    def _untold(self, questions: Sequence[str]) -> list[float]:
+        """How likely the questions are for an answer that says nothing."""
+        new = [one for one in questions if one not in self._alone]
+        if new:
+            self._alone |= dict(zip(new, self._likelihoods(new, "..."), strict=True))
+        return [self._alone[one] for one in questions]
 
-    def _likelihood(self, question: str, answer: str) -> float:
+    def _likelihoods(self, questions: Sequence[str], answer: str) -> list[float]:
         asked = [{"role": "user", "content": f'Which question does this answer? "{answer}"'}]
         prompt = self._renderer.render(asked).ids
-        ids = self._renderer.encode(question)
-        return sum(self._trainer.logprobs(prompt, ids, weights="base"))
+        return self._trainer.likelihoods(prompt, [self._renderer.encode(one) for one in questions])

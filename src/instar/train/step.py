@@ -130,6 +130,25 @@ class TorchTrainer:
         return tuple(found_M.tolist())
 
     @torch.no_grad()
+    def likelihoods(
+        self, prompt_ids: Sequence[int], endings: Sequence[Sequence[int]]
+    ) -> list[float]:
+        """The log-prob of each ending under the frozen base; the prompt is read once."""
+        tree = _fan(prompt_ids, endings)
+        previous = tree.previous()
+        at = list(range(len(prompt_ids), len(tree.ids)))
+        with self.model.frozen() as view:
+            found_M = losses.logprobs(
+                self._head(view),
+                self.model.hidden(view, tree)[self._longs([previous[one] for one in at])],
+                targets_M=self._longs([tree.ids[one] for one in at]),
+                temperatures_M=self._floats([1.0] * len(at)),
+                chunk=self._chunk,
+            )
+        sizes = [len(one) for one in endings]
+        return [float(part.sum()) for part in torch.split(found_M, sizes)]
+
+    @torch.no_grad()
     def divergence(
         self, prompt_ids: Sequence[int], *, hinted_ids: Sequence[int], sampled_ids: Sequence[int]
     ) -> float:
@@ -323,6 +342,18 @@ def _path(prompt_ids: Sequence[int], sampled_ids: Sequence[int]) -> Tree:
     """A tree without branches."""
     ids = (*prompt_ids, *sampled_ids)
     return Tree(ids=ids, positions=tuple(range(len(ids))), segments=(Segment(0, len(ids), -1),))
+
+
+def _fan(prompt_ids: Sequence[int], endings: Sequence[Sequence[int]]) -> Tree:
+    """A prompt with several endings, the longest first as trees are laid out."""
+    trunk = len(prompt_ids)
+    ids, positions = list(prompt_ids), list(range(trunk))
+    segments = [Segment(0, trunk, -1)]
+    for ending in endings:
+        segments.append(Segment(len(ids), len(ending), 0))
+        ids += ending
+        positions += range(trunk, trunk + len(ending))
+    return Tree(ids=tuple(ids), positions=tuple(positions), segments=tuple(segments))
 
 
 def _metrics(batch: Batch, sums: Counter[str]) -> dict[str, float]:
