@@ -14,6 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 ARGS ?=
+STORE_TESTS := $(addprefix tests/unit/test_,store.py store_faults.py keys.py export.py lineage.py forget.py versions.py)
 
 .PHONY: help install install-dev up test lint format unit test-postgres test-vllm test-gpu demo bench docs clean
 
@@ -58,7 +59,7 @@ test: lint ## Lint, then unit, contract and end-to-end tests
 	$(BIN)/pytest $(ARGS)
 
 test-postgres: install-dev ## The store's tests against a real PostgreSQL server
-	$(BIN)/python tests/with_postgres.py $(ARGS)
+	$(BIN)/python tests/with_postgres.py $(BIN)/pytest $(STORE_TESTS) $(ARGS)
 
 test-vllm: install ## The engine's contract on vLLM for CPUs, in a .venv-vllm of its own
 	bash tests/vllm_cpu.sh $(ARGS)
