@@ -401,3 +401,24 @@ def test_endings_of_one_prompt_are_as_likely_as_each_alone(tmp_path: Path) -> No
     prompt, endings = [1, 2, 3, 4], [[5, 6], [7], [8, 9, 10]]
     alone = [sum(trainer.logprobs(prompt, ending, weights="base")) for ending in endings]
     assert trainer.likelihoods(prompt, endings) == pytest.approx(alone, abs=1e-4)
+
+
+@pytest.mark.parametrize("guidance", [0.0, 1.5])
+def test_the_gate_measures_with_the_teacher_that_trains(tmp_path: Path, guidance: float) -> None:
+    """With an untrained adapter the policy is the base, so the KL is the teacher's own shift."""
+    from transformers import AutoModelForCausalLM
+
+    folder = tiny_llama(tmp_path / "model")
+    trainer = TorchTrainer(folder, TrainingConfig(), settings=StepSettings(guidance=guidance))
+    prompt, hinted, sampled = [1, 2, 3], [9, 1, 2, 3], [4, 5]
+    found = trainer.divergence(prompt, hinted_ids=hinted, sampled_ids=sampled)
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        plain_MV, hinted_MV = (
+            base(torch.tensor([[*ids, *sampled]])).logits[0, len(ids) - 1 : -1]
+            for ids in (prompt, hinted)
+        )
+    ours = plain_MV.log_softmax(1)
+    theirs = (hinted_MV + guidance * (hinted_MV - plain_MV)).log_softmax(1)
+    assert found == pytest.approx(float((ours.exp() * (ours - theirs)).sum(1).mean()), rel=1e-4)
+    assert found > 0

@@ -152,12 +152,19 @@ class TorchTrainer:
     def divergence(
         self, prompt_ids: Sequence[int], *, hinted_ids: Sequence[int], sampled_ids: Sequence[int]
     ) -> float:
-        """Mean KL a token from the trained weights to the base that has read the hint."""
+        """Mean KL a token from the trained weights to the teacher that has read the hint."""
         plain, hinted = _path(prompt_ids, sampled_ids), _path(hinted_ids, sampled_ids)
+        # The teacher of the loss: a policy that follows a guided one moves away from the plain one.
+        guidance = self.settings.guidance
         with self.model.frozen() as view:
             teacher = losses.Teacher(
                 head=self._head(view),
                 hinted_MD=self.model.hidden(view, hinted)[len(hinted_ids) - 1 : -1],
+                plain_MD=self.model.hidden(view, plain)[len(prompt_ids) - 1 : -1]
+                if guidance
+                else None,
+                guidance=guidance,
+                temperature=self.training.teacher_temperature,
             )
         with self.model.reading() as view:
             kl_M = losses.reverse_kl(
