@@ -221,7 +221,7 @@ class TrainingConfig(Section):
     """Longest gradient; a longer one is scaled down to it."""
     holdout_share: float = Field(default=0.15, ge=0, lt=1)
     """Share of the corrected turns that are never trained on: the gate measures versions there."""
-    steps_per_batch: int = Field(default=1, ge=1)
+    steps_per_batch: int = Field(default=2, ge=1)
     """Optimiser steps on each batch; importance weights account for the ones before."""
     guidance: float = Field(default=0.0, ge=0)
     """How much further than the hinted base the teacher goes, away from the base unhinted."""
