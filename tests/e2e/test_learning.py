@@ -23,7 +23,13 @@ from instar.record.versions import VersionBook
 from instar.train.step import TorchTrainer
 from instar.types import Hint, NextState, Sampling, Turn, Verdict
 
-TRAINING = TrainingConfig(batch_size=4, learning_rate=1e-3, holdout_share=0.2, min_retention=0.5)
+TRAINING = TrainingConfig(
+    batch_size=4,
+    learning_rate=1e-3,
+    steps_per_batch=1,
+    holdout_share=0.2,
+    min_retention=0.5,
+)
 REFERENCES = [Reference(kind="fact", question="Two and two?", answer="Four.")]
 
 
