@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from instar.gateway.history import anchors, chain, message_key
+from instar.gateway.history import chain, message_key
 from instar.protocols import Renderer
 from instar.types import Message, NextState, Tool, Turn
 
@@ -192,6 +192,3 @@ def _next_state(
         return None
     after = tuple(messages[match.at + 1 :])
     return NextState(messages=after) if after else None
-
-
-__all__ = ["How", "SessionTree", "Stitched", "anchors"]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from instar.batch.credit import Credit, Credited, CreditSettings, Judged, credit
+from instar.batch.credit import Credit, CreditSettings, Judged, credit
 from instar.batch.merge import merge
 from instar.batch.pack import pack
 from instar.batch.render import ChatRenderer
@@ -83,17 +83,13 @@ def prepare(
         merged.samples, max_tokens=max_tokens, parts=training.gradient_accumulation_steps
     )
     counts |= {"cuts": merged.cuts, "too_long": len(merged.too_long)}
-    batch = Batch(samples=samples, version=version, rewards=_rewards(credited), counts=dict(counts))
+    batch = Batch(samples=samples, version=version, rewards=credited.rewards, counts=dict(counts))
     return Prepared(batch=batch, turns=used) if batch.turns else None
 
 
 def _up_to(judged: Sequence[Judged], last: str | None) -> tuple[str, ...]:
     names = [one.turn.id for one in judged]
     return tuple(names if last is None else names[: names.index(last) + 1])
-
-
-def _rewards(credited: Credited) -> tuple[float, ...]:
-    return credited.rewards
 
 
 def _redacted(
