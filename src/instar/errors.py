@@ -9,6 +9,7 @@
       StoreError           the store could not be read or written
       ModelError           a model folder, adapter or chat template is unusable
       JudgeError           a judge could not be asked; the turn can be judged later
+      EnvironmentFailure   an environment broke; the attempt says nothing about the model
 
 A message says what was found, what was expected and what to do.
 """
@@ -84,3 +85,7 @@ class ModelError(InstarError):
 
 class JudgeError(InstarError):
     """A judge could not be asked; the turn can be judged later."""
+
+
+class EnvironmentFailure(InstarError):
+    """An environment broke; the attempt says nothing about the model."""

@@ -160,9 +160,24 @@ class Trainer(Protocol):
 
 
 class Environment(Protocol):
-    """A world an agent acts in; it talks to the gateway like any client."""
+    """A world an agent acts in, one task at a time. It knows nothing of tokens or weights.
 
-    async def tasks(self, split: str) -> list[str]: ...
-    async def reset(self, task: str) -> tuple[list[Message], list[Tool]]: ...
-    async def step(self, reply: Message) -> tuple[list[Message], bool]: ...
-    async def score(self) -> tuple[float, dict[str, Any]]: ...
+    What goes wrong in the world itself (a worker that died, a user model that did not answer)
+    raises EnvironmentFailure: such an attempt is left out of the loss and of the baseline.
+    """
+
+    async def tasks(self, split: str) -> list[str]:
+        """Ids of the tasks of `train` or `test`, always in the same order."""
+        ...
+
+    async def reset(self, task: str) -> tuple[list[Message], list[Tool]]:
+        """Start a task: the first messages, and the tools that the agent may call."""
+        ...
+
+    async def step(self, reply: Message) -> tuple[list[Message], bool]:
+        """Let the agent's reply act: the messages that answer it, and whether that was the end."""
+        ...
+
+    async def score(self) -> tuple[float, dict[str, Any]]:
+        """The reward of the attempt as it stands, 0 to 1, and what it is made of."""
+        ...
