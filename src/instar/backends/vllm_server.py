@@ -131,6 +131,11 @@ def _engine(argv: list[str]) -> AsyncLLM:
 
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="engine.args"))
     args = AsyncEngineArgs.from_cli_args(parser.parse_args(argv))
+    if current_platform.is_cuda() and args.enable_lora and str(args.dtype) == "float32":
+        raise SystemExit(
+            "engine.dtype is float32, but vLLM's adapters for CUDA compute in 16 bits only; "
+            "set it to bfloat16 or float16"
+        )
     if current_platform.is_cpu():
         # vLLM's LoRA for CPUs takes the last slot for tokens of the base (index -1): with an
         # adapter in it, the base would speak as that one. instar never fills this slot.
