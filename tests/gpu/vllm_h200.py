@@ -6,7 +6,8 @@ A plain script for a GPU machine without a network (see pack.sh and unpack.sh):
     python3 tests/gpu/vllm_h200.py --out results.json
 
 It unpacks the embedded model, compares log-probs for each dtype, then runs tests/contract for
-vLLM in the first of them (vLLM's adapters for CUDA are for 16 bits only). A part that fails is reported, and the rest still runs.
+vLLM in the first of them (vLLM's adapters for CUDA are for 16 bits only). A part that fails
+is reported, and the rest still runs.
 """
 
 from __future__ import annotations
