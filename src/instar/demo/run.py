@@ -15,6 +15,7 @@ from instar.batch.render import ChatRenderer
 from instar.config import Config
 from instar.demo.measure import Measured, Reader
 from instar.demo.person import Person
+from instar.demo.proof import Proof, likeliest, prove
 from instar.demo.talk import Client, Said
 from instar.errors import EngineError
 from instar.gateway.auth import LOCAL_OWNER
@@ -40,6 +41,7 @@ class Report:
     judge_agreement: float | None
     """How often the judge's verdict was the person's truth, where it gave one."""
     kept: tuple[str, ...]
+    proof: Proof | None = None
 
     @property
     def retention(self) -> float | None:
@@ -58,6 +60,8 @@ class Plan:
     samples: int = 2
     """Answers a kept prompt, at each look."""
     max_tokens: int = 128
+    proof: bool = True
+    """Show in the end that lies are stopped and that a rollback brings the old words back."""
 
 
 async def demo(
@@ -83,9 +87,10 @@ async def demo(
         try:
             show = _Show(config, person, client, store, reader, plan, progress)
             looks, said = await show.run()
+            versions = await VersionBook(store).versions(LOCAL_OWNER)
+            proof = await show.prove() if plan.proof else None
         finally:
             await client.close()
-        versions = await VersionBook(store).versions(LOCAL_OWNER)
         return Report(
             persona=person.name,
             seed=seed,
@@ -93,6 +98,7 @@ async def demo(
             versions=tuple(versions),
             judge_agreement=await _agreement(store, person, said),
             kept=person.kept,
+            proof=proof,
         )
 
 
@@ -112,27 +118,50 @@ class _Show:
         self._reader, self._plan = reader, plan
         self._progress = progress
         self._next = 0
+        self._likeliest: dict[str, tuple[str, ...]] = {}
 
     async def run(self) -> tuple[list[Measured], list[Said]]:
         looks = [await self._look(0)]
         said: list[Said] = []
         for update in range(1, self._plan.updates + 1):
             said += await self._update(update)
+            if self._plan.proof and update >= self._plan.updates - 1:
+                live = await self._book.live_name(LOCAL_OWNER)
+                self._likeliest[live] = await likeliest(self._client, self._person)
             if update in self._plan.look_after or update == self._plan.updates:
                 looks.append(await self._look(update))
         return looks, said
+
+    async def prove(self) -> Proof:
+        """One batch with its verdicts turned round, then a rollback."""
+        before = len(await self._book.versions(LOCAL_OWNER))
+        self._progress("lying to it, and going back", 1.0)
+        return await prove(
+            self._store,
+            self._client,
+            self._person,
+            talk=lambda: self._talk("lying to it", 1.0),
+            learned=lambda: _until(lambda: self._gated(before)),
+            swapped=lambda: asyncio.sleep(_SWAP_S),
+            kept=self._likeliest,
+        )
 
     async def _update(self, update: int) -> list[Said]:
         """Talk until there is enough to learn from, then wait for what the gate says of it."""
         share = (update - 1) / self._plan.updates
         before = len(await self._book.versions(LOCAL_OWNER))
-        said: list[Said] = []
-        while (missing := await self._missing()) > 0 and not await self._gated(before):
-            self._progress(f"update {update}: talking", share)
-            said += await asyncio.gather(*(self._converse() for _ in range(missing)))
+        said = await self._talk(f"update {update}: talking", share)
         self._progress(f"update {update}: training", share + 0.5 / self._plan.updates)
         await _until(lambda: self._gated(before))
         await asyncio.sleep(_SWAP_S)
+        return said
+
+    async def _talk(self, what: str, share: float) -> list[Said]:
+        """Until there are enough turns with something to learn from."""
+        self._progress(what, share)
+        said: list[Said] = []
+        while (missing := await self._missing()) > 0:
+            said += await asyncio.gather(*(self._converse() for _ in range(missing)))
         return said
 
     async def _missing(self) -> int:
