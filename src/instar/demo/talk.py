@@ -12,6 +12,10 @@ from instar.errors import EngineError
 from instar.ids import new_id
 
 
+_TEMPERATURE = 0.7
+"""As most clients ask for; at 1 a small model says much that it does not mean."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
     """One exchange: what was asked, answered and said to the answer."""
@@ -68,6 +72,7 @@ class Client:
             "model": self._model,
             "messages": [{"role": role, "content": text} for role, text in history],
             "max_tokens": self._max_tokens,
+            "temperature": _TEMPERATURE,
             **more,
         }
         found = await self._post("/chat/completions", body, headers)
