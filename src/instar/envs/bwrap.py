@@ -36,7 +36,7 @@ SANDBOX_UID = 64321
 WRITABLE = ("app", "home", "logs", "mnt", "root", "run", "srv", "tests", "tmp", "var")
 SYSTEM = ("bin", "lib", "lib32", "lib64", "libx32", "sbin", "usr")
 NOT_OURS = {"dev", "proc", "sys", "boot", "media", "lost+found", "etc", *WRITABLE}
-ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "python3", "perl")
+ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "python3", "perl")
 """Of the host's /etc what its programs need to run; nothing about its people or its network."""
 OWN_ETC = {
     "passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
@@ -124,33 +124,41 @@ class Files:
             await process.wait()
 
     def _script(self) -> str:
-        spec, at = self.spec, shlex.quote(str(self.stage))
-        limits = spec.limits
+        spec, at, limits = self.spec, shlex.quote(str(self.stage)), self.spec.limits
         size = f"size={limits.disk_mb}m,nr_inodes={limits.files},mode=755,nosuid,nodev"
         top = " ".join(f"w/{name}" for name in self.writable)
+        binds = " ".join(f"b/{number}" for number in range(len(spec.binds)))
+        etc = [f"etc/{source.name}" for source in self._etc()]
         lines = [
             f"mount -t tmpfs -o {size} instar {at}",
-            f"cp {shlex.quote(str(_tools()))} {at}/bwrap",
             f"cd {at}",
-            f"mkdir -p {top} w/var/tmp etc b up work .{shlex.quote('/w' + spec.workdir)}",
-            "chmod 1777 w/tmp w/var/tmp",
+            f"mkdir -p {top} w/var/tmp {shlex.quote('w' + spec.workdir)} up work root etc {binds}",
         ]
         for name, text in OWN_ETC.items():
             lines.append(f"printf %s {shlex.quote(text)} > etc/{name}")
-        lines += self._etc()
+        folders = [to for to, source in zip(etc, self._etc(), strict=True) if source.is_dir()]
+        lines += [f"mkdir {' '.join(folders)}" if folders else ":"]
+        lines += [f": > {to}" for to in etc if to not in folders]
+        if self._bwrap == "bwrap":
+            lines.append(f"cp {shlex.quote(str(_tools()))} bwrap")
         if os.geteuid() == 0:
             lines.append(f"chown -R {SANDBOX_UID}:{SANDBOX_UID} w up work")
         if spec.files is not None:
             lines += self._working_folder(spec.files)
-        for number, (source, _) in enumerate(self._binds()):
-            kind = "mkdir" if source.is_dir() else "touch"
-            lines.append(f"{kind} b/{number}; mount --bind {shlex.quote(str(source))} b/{number}")
+        sources = [(source, f"b/{number}") for number, (source, _) in enumerate(spec.binds)]
+        for source, to in (*sources, *([(spec.root, "root")] if spec.root else [])):
+            lines.append(f"mount --bind {shlex.quote(str(source))} {to}")
         return "\n".join(lines)
 
-    def _etc(self) -> list[str]:
-        base = Path(self.spec.root or "/", "etc")
-        found = [shlex.quote(str(base / name)) for name in ETC if (base / name).exists()]
-        return [f"cp -a --no-preserve=ownership {' '.join(found)} etc/"] if found else []
+    @property
+    def _bwrap(self) -> str:
+        """Where bwrap is run from: a copy, where the sandbox's user cannot reach the real one."""
+        found = _tools()
+        open_to_all = all(folder.stat().st_mode & stat.S_IXOTH for folder in found.parents)
+        return str(found) if open_to_all or os.geteuid() else "bwrap"
+
+    def _etc(self) -> list[Path]:
+        return [path for name in ETC if (path := Path(self.spec.root or "/", "etc", name)).exists()]
 
     def _working_folder(self, folder: Path) -> list[str]:
         source, to = shlex.quote(str(folder)), shlex.quote("w" + self.spec.workdir)
@@ -174,41 +182,43 @@ class Files:
             )
         return list(names)
 
-    def _binds(self) -> list[tuple[Path, str]]:
-        """Folders of the host to show read-only, and where; those of a root file system first."""
-        binds = [(source, target) for source, target in self.spec.binds if source.exists()]
-        for source, target in self._system():
-            if not source.is_symlink():
-                binds.insert(0, (source, target))
-        return binds
-
-    def _system(self) -> list[tuple[Path, str]]:
+    def _system(self) -> list[Path]:
         root = self.spec.root
         if root is None:
-            return [(Path("/", name), f"/{name}") for name in SYSTEM if Path("/", name).exists()]
+            return [Path("/", name) for name in SYSTEM if Path("/", name).exists()]
         skip = NOT_OURS | set(self.writable)
-        return [(path, f"/{path.name}") for path in sorted(root.iterdir()) if path.name not in skip]
+        return [path for path in sorted(root.iterdir()) if path.name not in skip]
 
     def enter(self) -> list[str]:
         """The start of a command line that runs bwrap on these files, as the sandbox's user."""
         paths = [f"/proc/self/fd/{fd}" for fd in self.fds]
         if len(paths) == 2:
-            return ["nsenter", f"--user={paths[0]}", f"--mount={paths[1]}", "--preserve-credentials"]
+            return [
+                "nsenter",
+                f"--user={paths[0]}",
+                f"--mount={paths[1]}",
+                "--preserve-credentials",
+            ]
         who = (f"--reuid={SANDBOX_UID}", f"--regid={SANDBOX_UID}", "--clear-groups")
         return ["nsenter", f"--mount={paths[0]}", "setpriv", *who]
 
     def arguments(self) -> list[str]:
         """bwrap and everything it is told, up to the program to run."""
         spec, at = self.spec, str(self.stage)
-        line = [f"{at}/bwrap", *(f"--unshare-{name}" for name in NAMESPACES)]
+        root = f"{at}/root" if spec.root else ""
+        line = [str(self.stage / self._bwrap), *(f"--unshare-{name}" for name in NAMESPACES)]
         line += ["--disable-userns", "--uid", "0", "--gid", "0", "--cap-drop", "ALL"]
         line += ["--die-with-parent", "--as-pid-1", "--new-session", "--hostname", "sandbox"]
-        for number, (_, target) in enumerate(self._binds()):
-            line += ["--ro-bind", f"{at}/b/{number}", target]
-        for source, target in self._system():
+        for source in self._system():
             if source.is_symlink():
-                line += ["--symlink", os.readlink(source), target]
+                line += ["--symlink", str(source.readlink()), f"/{source.name}"]
+            else:
+                line += ["--ro-bind", f"{root}/{source.name}", f"/{source.name}"]
         line += ["--ro-bind", f"{at}/etc", "/etc"]
+        for source in self._etc():
+            line += ["--ro-bind", f"{root}/etc/{source.name}", f"/etc/{source.name}"]
+        for number, (_, target) in enumerate(spec.binds):
+            line += ["--ro-bind", f"{at}/b/{number}", target]
         for name in self.writable:
             line += ["--bind", f"{at}/w/{name}", f"/{name}"]
         line += ["--proc", "/proc", "--dev", "/dev"]

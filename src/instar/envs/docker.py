@@ -8,21 +8,18 @@ tmpfs, bounded in size.
 
 from __future__ import annotations
 
-import io
 import os
 import secrets
 import shutil
-import tarfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from instar.envs.bwrap import ENV, SANDBOX_UID, WRITABLE
-from instar.envs.sandbox import Ran, Spec
+from instar.envs.sandbox import Ran, Spec, pack
 from instar.envs.shell import Child, Shell, once, ulimits
 from instar.errors import ConfigError, EnvironmentFailure
 
-FIRST = "echo ready; while read -r _; do :; done"
+FIRST = 'mkdir -p "$0" && echo ready; while read -r _; do :; done'
 """Process 1: waits for the end of its stdin, and reaps whatever the agent leaves."""
 START_S = 60.0
 
@@ -37,12 +34,14 @@ class DockerSandbox:
         self._shell: Shell | None = None
 
     async def open(self) -> None:
-        self._container = Child([*self._line(), "bash", "-c", FIRST], (), 1 << 16, "")
+        self._container = Child(
+            [*self._line(), "bash", "-c", FIRST, self._spec.workdir], (), 1 << 16
+        )
         if not await self._container.says(b"ready\n", START_S):
             said = self._container.err.take().decode("utf-8", "replace").strip()
             raise EnvironmentFailure(f"docker could not start {self._spec.image}: {said}")
         if self._spec.files is not None:
-            ran = await self.execute("tar -xf - --no-same-owner", stdin=_packed(self._spec.files))
+            ran = await self.execute("tar -xf - --no-same-owner", stdin=pack(self._spec.files))
             if ran.code:
                 raise EnvironmentFailure(f"the files could not be copied in: {ran.stderr.strip()}")
 
@@ -62,7 +61,7 @@ class DockerSandbox:
             line += ["--volume", f"{source}:{target}:ro"]
         for name, value in {**ENV, **spec.env}.items():
             line += ["--env", f"{name}={value}"]
-        return [*line, "--workdir", spec.workdir, spec.image]
+        return [*line, spec.image]
 
     @property
     def _enter(self) -> list[str]:
@@ -103,13 +102,6 @@ class DockerSandbox:
         )
         if self._container is not None:
             await self._container.close()
-
-
-def _packed(folder: Path) -> bytes:
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as tar:
-        tar.add(folder, arcname=".")
-    return data.getvalue()
 
 
 @asynccontextmanager

@@ -12,6 +12,8 @@ is the agent's doing and comes back as a `Ran`; only a broken back-end raises.
 
 from __future__ import annotations
 
+import io
+import tarfile
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, fields
@@ -123,3 +125,12 @@ def limits_from(options: Mapping[str, Any]) -> Limits:
     """The limits that an environment's options name; other options are not looked at."""
     known = {one.name for one in fields(Limits)}
     return Limits(**{name: value for name, value in options.items() if name in known})
+
+
+def pack(folder: Path) -> bytes:
+    """A folder's contents as a tar file, for `execute("tar -xf - --no-same-owner", stdin=...)`."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        for path in sorted(folder.iterdir()):
+            tar.add(path, arcname=path.name)
+    return data.getvalue()

@@ -238,7 +238,9 @@ async def _gone(pid: int) -> None:
 class Shell:
     """The agent's shell: one command at a time, killed with all its children when one hangs."""
 
-    def __init__(self, argv: Sequence[str], fds: Sequence[int], limits: Limits, prelude: str) -> None:
+    def __init__(
+        self, argv: Sequence[str], fds: Sequence[int], limits: Limits, prelude: str
+    ) -> None:
         mark = secrets.token_hex(8)
         scripts = (prelude + _INIT, _LOOP)
         filled = (one.replace("MARK", mark).replace("ENDED", str(ENDED)) for one in scripts)
