@@ -261,6 +261,9 @@ class Shell:
                 calm = await child.until(self._limits.flood_mb << 20, mark=True)
         except TimeoutError:
             return await self._killed(f"killed after {seconds:g} s; the shell was restarted", True)
+        except asyncio.CancelledError:
+            await self.close()  # its output would be taken for that of the next command
+            raise
         if not calm:
             limit = f"killed after printing {self._limits.flood_mb} MB"
             return await self._killed(f"{limit}; the shell was restarted", False)
