@@ -16,6 +16,7 @@ from instar.protocols import Environment
 
 ENVIRONMENTS: dict[str, str] = {
     "terminal": "instar.envs.terminal",
+    "swe": "instar.envs.swe",
 }
 """Modules that are imported only when chosen; each has `open_environment(options)`."""
 

@@ -107,7 +107,7 @@ class Files:
         user = () if os.geteuid() == 0 else ("--user", "--map-root-user")
         script = "set -e\n" + self._script() + "\necho ready\nread -r _ || :\n"
         process = await asyncio.create_subprocess_exec(
-            *("unshare", *user, "--mount", "--propagation", "private", "bash", "-c", script),
+            *("unshare", *user, "--mount", "--propagation", "private", "sh", "-c", script),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -217,10 +217,10 @@ class Files:
         line += ["--ro-bind", f"{at}/etc", "/etc"]
         for source in self._etc():
             line += ["--ro-bind", f"{root}/etc/{source.name}", f"/etc/{source.name}"]
-        for number, (_, target) in enumerate(spec.binds):
-            line += ["--ro-bind", f"{at}/b/{number}", target]
         for name in self.writable:
             line += ["--bind", f"{at}/w/{name}", f"/{name}"]
+        for number, (_, target) in enumerate(spec.binds):
+            line += ["--ro-bind", f"{at}/b/{number}", target]
         line += ["--proc", "/proc", "--dev", "/dev"]
         line += ["--size", str(spec.limits.disk_mb << 18), "--tmpfs", "/dev/shm"]
         line += ["--remount-ro", "/dev", "--remount-ro", "/", "--clearenv"]
@@ -251,7 +251,7 @@ class BwrapSandbox:
         self._prelude = close + ulimits(self._limits, memory=not self._group.entries)
         join = "".join(f"echo $$ > {shlex.quote(entry)}; " for entry in self._group.entries)
         enter = [*self._files.enter(), *self._files.arguments()]
-        self._argv = ["bash", "-c", f'{join}exec "$@"', "join", *enter] if join else enter
+        self._argv = ["sh", "-c", f'{join}exec "$@"', "join", *enter] if join else enter
 
     async def run(self, command: str, seconds: float | None = None) -> Ran:
         if self._shell is None or not self._shell.alive:
