@@ -44,6 +44,7 @@ def list_tasks(
 @app.command("export", epilog="Example: instar tasks export ./tasks")
 def export(
     folder: Annotated[Path, typer.Argument(help="Where to write them.", metavar="DIR")],
+    as_json: Json = False,
 ) -> None:
     """Write the terminal tasks that come with instar as Harbor folders."""
     from instar.envs.harbor import write
@@ -51,7 +52,10 @@ def export(
 
     for task in shipped():
         write(task, folder)
-    typer.echo(f"{len(shipped())} tasks are in {folder}")
+    if as_json:
+        print_json([task.id for task in shipped()])
+    else:
+        typer.echo(f"{len(shipped())} tasks are in {folder}")
 
 
 @app.command("make-swe", epilog="Example: instar tasks make-swe toolz inflection==0.5.1")
