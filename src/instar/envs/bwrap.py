@@ -56,7 +56,8 @@ ENV = {
 NAMESPACES = ("user", "pid", "net", "ipc", "uts", "cgroup-try")
 HINT = (
     "On Debian and Ubuntu: apt install bubblewrap util-linux (or `make bwrap` in a checkout, which "
-    "needs no root); on Fedora: dnf install bubblewrap util-linux; on Arch: pacman -S bubblewrap."
+    "needs no root); on Fedora: dnf install bubblewrap util-linux; on Arch: pacman -S bubblewrap; "
+    "bubblewrap 0.8 or newer."
 )
 
 
@@ -278,7 +279,29 @@ class BwrapSandbox:
         """Leave nothing: processes, files, control groups."""
         await self.stop()
         self._files.close()
-        self._group.close()
+        await self._group.close()
+
+
+_works = set[Path | None]()
+"""Root file systems that a sandbox has run on in this process."""
+
+
+async def _prove(sandbox: BwrapSandbox, spec: Spec) -> None:
+    """Find out at the first start whether this machine lets bwrap work, so that it is not taken
+    for the agent's doing later."""
+    try:
+        await sandbox.open()
+        ran = await sandbox.execute("true")
+        problem = "" if ran.code == 0 else f"bwrap failed: {(ran.stderr or ran.note).strip()}"
+    except EnvironmentFailure as error:
+        problem = str(error)
+    if problem:
+        raise ConfigError(
+            f"this machine does not let a sandbox start. {problem}. {HINT} Where the kernel "
+            "forbids user namespaces, allow them (on Ubuntu: sysctl "
+            "kernel.apparmor_restrict_unprivileged_userns=0), or use the docker sandbox."
+        )
+    _works.add(spec.root)
 
 
 @asynccontextmanager
@@ -287,7 +310,10 @@ async def open_sandbox(spec: Spec) -> AsyncIterator[BwrapSandbox]:
     _tools()
     sandbox = BwrapSandbox(spec)
     try:
-        await sandbox.open()
+        if spec.root in _works:
+            await sandbox.open()
+        else:
+            await _prove(sandbox, spec)
         yield sandbox
     finally:
         await sandbox.close()

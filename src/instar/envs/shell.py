@@ -17,6 +17,7 @@ import secrets
 import signal
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 from instar.envs.sandbox import Limits, Ran
 from instar.errors import EnvironmentFailure
@@ -206,15 +207,18 @@ class Child:
             self.out.close()
             self.err.close()
         if self._process.poll() is None:
+            # A namespace's first process ends only after every other one in it has ended, so
+            # waiting for our child's children is waiting for all that the agent ever started.
+            inner = _watched(self._process.pid)
             self._process.send_signal(signal.SIGKILL)
-            await _gone(self._process.pid)
+            await _ended([os.pidfd_open(self._process.pid), *inner])
         return self._process.wait()
 
     async def exit_code(self, seconds: float) -> int:
         """Its exit code once it has closed its pipes; killed if it lingers."""
         if self._process.poll() is None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(_gone(self._process.pid), seconds)
+                await asyncio.wait_for(_ended([os.pidfd_open(self._process.pid)]), seconds)
         return await self.close()
 
 
@@ -223,16 +227,28 @@ def _settle(ready: asyncio.Future[None]) -> None:
         ready.set_result(None)
 
 
-async def _gone(pid: int) -> None:
-    """Wait for the end of a child that has not been waited for yet."""
-    loop, ready = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-    fd = os.pidfd_open(pid)
-    loop.add_reader(fd, _settle, ready)
+def _watched(pid: int) -> list[int]:
+    """Descriptors of a process's children, which tell when these end."""
+    found = list[int]()
+    with contextlib.suppress(OSError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            found.append(os.pidfd_open(int(child)))
+    return found
+
+
+async def _ended(fds: Sequence[int]) -> None:
+    """Wait for the end of the processes that these descriptors stand for, and close them."""
+    loop = asyncio.get_running_loop()
     try:
-        await ready
+        for fd in fds:
+            ready = loop.create_future()
+            loop.add_reader(fd, _settle, ready)
+            await ready
+            loop.remove_reader(fd)
     finally:
-        loop.remove_reader(fd)
-        os.close(fd)
+        for fd in fds:
+            loop.remove_reader(fd)
+            os.close(fd)
 
 
 class Shell:
