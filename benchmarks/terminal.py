@@ -3,7 +3,8 @@
     python benchmarks/terminal.py [--sandboxes 32] [--seconds 20] [--steps 5] [--json]
 
 A scripted policy plays whole attempts in all sandboxes at once: reset, a few commands, the
-solution, submit, grading. No model and no gateway take part: this is the environment alone.
+solution, submit, grading. No model and no gateway take part: this is the environment alone. Before
+that, one sandbox after the other is opened and used, to see what each thing takes by itself.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import platform
 import resource
+import statistics
 import time
 from collections import defaultdict
 from contextlib import AsyncExitStack
@@ -122,6 +124,26 @@ async def open_shells(arguments: argparse.Namespace) -> dict[str, float]:
         return {"steps_per_s": done / (time.perf_counter() - started)}
 
 
+async def one_by_one(count: int = 30) -> dict[str, float]:
+    """Milliseconds that each thing takes where nothing else runs; medians."""
+    took: dict[str, list[float]] = defaultdict(list)
+
+    async def timed(part: str, work: Any) -> Any:
+        started = time.perf_counter()
+        result = await work
+        took[part].append(1000 * (time.perf_counter() - started))
+        return result
+
+    for _ in range(count + 1):
+        stack = AsyncExitStack()
+        box = await timed("open", stack.enter_async_context(open_sandbox(Spec())))
+        await timed("first command", box.run("true"))
+        await timed("next command", box.run("true"))
+        await timed("clean shell", box.execute("true"))
+        await timed("close", stack.aclose())
+    return {part: statistics.median(values[1:]) for part, values in took.items()}
+
+
 def show(found: dict[str, Any], console: Console) -> None:
     table = Table("what", "found", title=f"Terminal, {found['sandboxes']} sandboxes")
     whole = found["attempts"]
@@ -139,6 +161,8 @@ def show(found: dict[str, Any], console: Console) -> None:
     sandboxes = whole["cpu_s_sandboxes"] / (whole["cpu_s_own"] + whole["cpu_s_sandboxes"])
     table.add_row("of that by sandboxes", f"{sandboxes:.0%}")
     table.add_row("steps/s in open shells", f"{found['open_shells']['steps_per_s']:.0f}")
+    for part, ms in found["one_by_one_ms"].items():
+        table.add_row(f"one sandbox: {part}", f"{ms:.1f} ms")
     console.print(table)
 
 
@@ -155,6 +179,7 @@ def main() -> None:
         "load": os.getloadavg()[0],
         "sandboxes": arguments.sandboxes,
         "steps": arguments.steps,
+        "one_by_one_ms": asyncio.run(one_by_one()),
         "attempts": asyncio.run(attempts(arguments)),
         "open_shells": asyncio.run(open_shells(arguments)),
     }

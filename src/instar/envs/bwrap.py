@@ -33,10 +33,10 @@ from instar.errors import ConfigError, EnvironmentFailure
 
 SANDBOX_UID = 64321
 """Who the agent is to the host where instar runs as root: a user that owns nothing."""
-WRITABLE = ("app", "home", "logs", "mnt", "root", "run", "srv", "tests", "tmp", "var")
+WRITABLE = ("app", "home", "logs", "root", "run", "tests", "tmp", "var")
 SYSTEM = ("bin", "lib", "lib32", "lib64", "libx32", "sbin", "usr")
-NOT_OURS = {"dev", "proc", "sys", "boot", "media", "lost+found", "etc", *WRITABLE}
-ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "python3", "perl")
+NOT_OURS = {"dev", "proc", "sys", "boot", "etc", "lost+found", "media", "mnt", "srv", *WRITABLE}
+ETC = ("alternatives", "ld.so.cache")
 """Of the host's /etc what its programs need to run; nothing about its people or its network."""
 OWN_ETC = {
     "passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
@@ -249,7 +249,7 @@ class BwrapSandbox:
     async def open(self) -> None:
         await self._files.open()
         close = "".join(f"exec {fd}<&-\n" for fd in self._files.fds)
-        self._prelude = close + ulimits(self._limits, memory=not self._group.entries)
+        self._prelude = close + ulimits(self._limits, alone=not self._group.entries)
         join = "".join(f"echo $$ > {shlex.quote(entry)}; " for entry in self._group.entries)
         enter = [*self._files.enter(), *self._files.arguments()]
         self._argv = ["sh", "-c", f'{join}exec "$@"', "join", *enter] if join else enter

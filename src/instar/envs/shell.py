@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import re
 import secrets
@@ -53,13 +54,14 @@ HEAD = 0.3
 _CHUNK = 1 << 16
 
 
-def ulimits(limits: Limits, *, memory: bool, processes: bool = True) -> str:
-    """Bash lines that bound each process; the only bounds where there are no control groups."""
+def ulimits(limits: Limits, *, alone: bool, processes: bool = True) -> str:
+    """Bash lines that bound each process; `alone`: there are no control groups that do more."""
     lines = [f"ulimit -f {limits.disk_mb * 1024}", "ulimit -c 0", "ulimit -n 1024"]
     if processes:  # counted by user and user namespace
         lines.append(f"ulimit -u {limits.processes}")
-    if memory:
+    if alone:
         lines.append(f"ulimit -v {limits.memory_mb * 1024}")
+        lines.append(f"ulimit -t {math.ceil(10 * limits.seconds * limits.cpus)}")
     return "\n".join(lines) + "\n"
 
 
@@ -209,9 +211,9 @@ class Child:
         if self._process.poll() is None:
             # A namespace's first process ends only after every other one in it has ended, so
             # waiting for our child's children is waiting for all that the agent ever started.
-            inner = _watched(self._process.pid)
-            self._process.send_signal(signal.SIGKILL)
-            await _ended([os.pidfd_open(self._process.pid), *inner])
+            watched = [os.pidfd_open(self._process.pid), *_watched(self._process.pid)]
+            os.kill(self._process.pid, signal.SIGKILL)  # not waited for yet, so it is still ours
+            await _ended(watched)
         return self._process.wait()
 
     async def exit_code(self, seconds: float) -> int:
