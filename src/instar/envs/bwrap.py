@@ -277,9 +277,11 @@ class BwrapSandbox:
 
     async def close(self) -> None:
         """Leave nothing: processes, files, control groups."""
-        await self.stop()
-        self._files.close()
-        await self._group.close()
+        try:
+            await self.stop()
+        finally:
+            self._files.close()
+            await self._group.close()
 
 
 _works = set[Path | None]()
