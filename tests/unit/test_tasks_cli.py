@@ -17,9 +17,9 @@ def test_listing() -> None:
     found = run(app, ["tasks", "list", "terminal", "--split", "test", "--json"])
     assert found.exit_code == 0
     assert len(json.loads(found.stdout)) == len(shipped()) // 4
-    chosen = run(app, ["tasks", "list", "terminal", "--set", "task_type=system"])
+    chosen = run(app, ["tasks", "list", "terminal", "--option", "task_type=system"])
     assert "stop-process" in chosen.stdout.split()
-    wrong = run(app, ["tasks", "list", "terminal", "--set", "colour=red"])
+    wrong = run(app, ["tasks", "list", "terminal", "--option", "colour=red"])
     assert wrong.exit_code == 2 and "colour" in wrong.stderr and "task_type" in wrong.stderr
     assert "there is no environment 'x'" in run(app, ["tasks", "list", "x"]).stderr
 

@@ -19,16 +19,16 @@ def list_tasks(
     split: Annotated[
         str, typer.Option("--split", help="train or test.", metavar="SPLIT")
     ] = "train",
-    sets: Annotated[
+    given: Annotated[
         list[str] | None,
-        typer.Option("--set", help="One option of it, as a=b.", metavar="A=B"),
+        typer.Option("--option", help="One option of it, as a=b.", metavar="A=B"),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Print the ids of an environment's tasks."""
     from instar.envs import open_environment
 
-    options = dict(one.partition("=")[::2] for one in sets or ())
+    options = dict(one.partition("=")[::2] for one in given or ())
 
     async def asked() -> list[str]:
         async with open_environment(environment, options) as opened:
