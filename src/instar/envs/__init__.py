@@ -14,7 +14,10 @@ from typing import Any
 from instar.errors import ConfigError
 from instar.protocols import Environment
 
-ENVIRONMENTS: dict[str, str] = {}
+ENVIRONMENTS: dict[str, str] = {
+    "terminal": "instar.envs.terminal",
+    "swe": "instar.envs.swe",
+}
 """Modules that are imported only when chosen; each has `open_environment(options)`."""
 
 
