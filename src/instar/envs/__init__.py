@@ -15,6 +15,7 @@ from instar.errors import ConfigError
 from instar.protocols import Environment
 
 ENVIRONMENTS: dict[str, str] = {
+    "bfcl": "instar.envs.bfcl",
     "toolcall": "instar.envs.toolcall",
 }
 """Modules that are imported only when chosen; each has `open_environment(options)`."""
