@@ -16,7 +16,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 ARGS ?=
 STORE_TESTS := $(addprefix tests/unit/test_,store.py store_faults.py keys.py export.py lineage.py forget.py versions.py)
 
-.PHONY: help install install-dev up test lint format unit test-postgres test-vllm test-gpu demo bench docs clean
+.PHONY: help install install-dev bwrap up test lint format unit test-postgres test-vllm test-gpu demo bench docs clean
 
 help: ## List what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -40,9 +40,14 @@ $(VENV)/.installed: requirements.txt constraints.txt pyproject.toml
 	@$(BIN)/instar model unpack
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
+$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt $(BIN)/bwrap
 	@$(PIP) install --constraint constraints.txt --requirement requirements-dev.txt
 	@touch $@
+
+bwrap: $(BIN)/bwrap ## bubblewrap for sandboxes, beside Python; needs no root
+
+$(BIN)/bwrap: | $(VENV)/.installed
+	@bash tests/get_bwrap.sh $@
 
 up: install ## Start everything: instar up (more options with ARGS="--port 8080")
 	@exec $(BIN)/instar up $(ARGS)
