@@ -16,6 +16,7 @@ from instar.protocols import Environment
 
 ENVIRONMENTS: dict[str, str] = {
     "bfcl": "instar.envs.bfcl",
+    "interpreter": "instar.envs.interpreter",
     "toolcall": "instar.envs.toolcall",
 }
 """Modules that are imported only when chosen; each has `open_environment(options)`."""

@@ -10,7 +10,8 @@ import asyncio
 import json
 import os
 import tempfile
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ class Worker:
         self._needs = needs
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
-        self._folder = tempfile.TemporaryDirectory(prefix="instar-worker-")
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     async def ask(self, do: str, *, seconds: float = 30, **values: Any) -> Any:
         """What the worker answers; EnvironmentFailure where it fails, dies or takes too long."""
@@ -61,9 +62,11 @@ class Worker:
 
     async def close(self) -> None:
         await self._end()
-        self._folder.cleanup()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     async def _start(self) -> asyncio.subprocess.Process:
+        self._folder = self._folder or tempfile.TemporaryDirectory(prefix="instar-worker-")
         folder = self._folder.name
         with (Path(folder) / "stderr").open("wb") as errors:
             try:
@@ -92,8 +95,31 @@ class Worker:
             await process.wait()
             # The pipe is closed by the loop a moment later; it must not outlive the place.
             process._transport.close()  # type: ignore[attr-defined]
+        if self._folder is None:
+            return ""
         errors = Path(self._folder.name) / "stderr"
-        return errors.read_text("utf-8", "replace")[-800:].strip() if errors.exists() else ""
+        return errors.read_text("utf-8", "replace")[-800:].strip()
+
+
+_shared: dict[tuple[int, str, Path], tuple[Worker, list[None]]] = {}
+
+
+@asynccontextmanager
+async def share_worker(python: str, script: Path, *, needs: str) -> AsyncIterator[Worker]:
+    """One worker for all who share it on this event loop; it ends when the last one leaves.
+
+    For workers that remember nothing from one request to the next but cost much to start.
+    """
+    key = (id(asyncio.get_running_loop()), python, script)
+    worker, users = _shared.setdefault(key, (Worker(python, script, needs=needs), []))
+    users.append(None)
+    try:
+        yield worker
+    finally:
+        users.pop()
+        if not users:
+            del _shared[key]
+            await worker.close()
 
 
 async def _exchange(process: asyncio.subprocess.Process, request: str) -> dict[str, Any]:
