@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import re
+import sys
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -16,8 +17,10 @@ from instar.envs.bfcl import BROKEN, MULTI, REWARD_SILENCE, SINGLE, BfclEnvironm
 from instar.errors import ConfigError, EnvironmentFailure
 from instar.types import Message, Tool
 
-PYTHON = os.environ.get("INSTAR_TEST_ENVS_PYTHON", "")
-pytestmark = pytest.mark.skipif(not PYTHON, reason="bfcl wants software of its own: make test-envs")
+PYTHON = os.environ.get("INSTAR_TEST_TOOLCALL_PYTHON", "")
+pytestmark = pytest.mark.skipif(
+    not PYTHON, reason="bfcl wants software of its own: make test-toolcall"
+)
 QUIET: Message = {"role": "assistant", "content": "Done."}
 GARBAGE: Message = {"role": "assistant", "content": "<tool_call>]{ la la"}
 
@@ -251,20 +254,29 @@ async def test_a_withheld_tool_is_told_of_when_it_comes(place: BfclEnvironment) 
     assert "there is no tool" not in answers[0]["content"]
 
 
-async def test_a_worker_that_hangs_is_a_failure_of_the_world(place: BfclEnvironment) -> None:
+async def test_a_worker_that_hangs_is_a_failure_of_the_world() -> None:
+    async with open_environment("bfcl", {"python": PYTHON, "timeout_s": 0.001}) as place:
+        with pytest.raises(EnvironmentFailure, match="the worker with bfcl_eval"):
+            await place.tasks("train")
+
+
+async def test_a_new_worker_takes_the_place_of_one_that_died(place: BfclEnvironment) -> None:
     await place.reset("multi_turn_base_0")
-    with pytest.raises(EnvironmentFailure, match="did not answer"):
-        await place._worker.ask("ids", seconds=1e-6, categories=["live_multiple"])
-    # A new worker takes its place.
+    process = place._worker._worker._process
+    assert process is not None
+    process.kill()
+    await process.wait()
+    with pytest.raises(EnvironmentFailure, match="gone"):
+        await place.step(calling([("ls", {})]))
     assert await play(place, "irrelevance_0", iter([QUIET])) == 1
 
 
-async def test_a_python_without_the_benchmark_is_named(tmp_path: Any) -> None:
-    async with open_environment("bfcl", {"python": "/usr/bin/env"}) as place:
-        with pytest.raises(EnvironmentFailure):
+async def test_a_python_without_the_benchmark_is_named() -> None:
+    async with open_environment("bfcl", {"python": "/nowhere/python"}) as place:
+        with pytest.raises(EnvironmentFailure, match="cannot be started"):
             await place.tasks("train")
-    async with open_environment("bfcl", {"categories": "simple_python"}) as place:
-        with pytest.raises(ConfigError, match="lacks bfcl-eval"):
+    async with open_environment("bfcl", {"python": sys.executable}) as place:
+        with pytest.raises(ConfigError, match="make install-toolcall"):
             await place.tasks("train")
 
 

@@ -1,6 +1,6 @@
 """What every environment promises, whatever world it opens. A new one joins by its line here.
 
-Those that need software of their own are skipped where it is not installed; `make test-envs`
+Those that need software of their own are skipped where it is not installed; `make test-toolcall`
 installs it and lets no skip pass.
 """
 
@@ -21,7 +21,7 @@ from instar.types import Message, Tool
 
 OPTIONS: dict[str, dict[str, Any]] = {}
 """Options that make an environment small enough for a test; none is needed for most."""
-PYTHON = os.environ.get("INSTAR_TEST_ENVS_PYTHON", "")
+PYTHON = os.environ.get("INSTAR_TEST_TOOLCALL_PYTHON", "")
 NEEDS_PYTHON = ("bfcl", "interpreter")
 """These want the Python of a virtual environment of their own."""
 TASKS = 3
@@ -32,7 +32,7 @@ NOTHING: Message = {"role": "assistant", "content": "I do not know."}
 def options_of(name: str) -> dict[str, Any]:
     if name in NEEDS_PYTHON:
         if not PYTHON:
-            pytest.skip(f"{name} wants software of its own: make test-envs")
+            pytest.skip(f"{name} wants software of its own: make test-toolcall")
         return {"python": PYTHON, **OPTIONS.get(name, {})}
     return OPTIONS.get(name, {})
 

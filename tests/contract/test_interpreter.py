@@ -12,17 +12,17 @@ import pytest
 
 from instar.envs import open_environment
 from instar.envs.bwrap import find_bwrap
+from instar.envs.foreign import Foreign, ForeignWorker, open_worker
 from instar.envs.interpreter import SCRIPT, InterpreterEnvironment, answer_in
 from instar.envs.interpreter_python import PythonRunner, open_python
 from instar.envs.interpreter_tasks import EASY, EXACT, GENERATORS
 from instar.envs.toolcall_grade import Call
 from instar.envs.toolcall_tasks import call_message
-from instar.envs.worker import Worker
 from instar.errors import ConfigError
 from instar.types import Message
 
-PYTHON = os.environ.get("INSTAR_TEST_ENVS_PYTHON", "")
-needs_gym = pytest.mark.skipif(not PYTHON, reason="reasoning-gym is not here: make test-envs")
+PYTHON = os.environ.get("INSTAR_TEST_TOOLCALL_PYTHON", "")
+needs_gym = pytest.mark.skipif(not PYTHON, reason="reasoning-gym is not here: make test-toolcall")
 needs_bwrap = pytest.mark.skipif(
     find_bwrap() is None or not shutil.which("unshare"), reason="bubblewrap is not here: make bwrap"
 )
@@ -35,10 +35,10 @@ async def python() -> AsyncIterator[PythonRunner]:
 
 
 @pytest.fixture
-async def worker() -> AsyncIterator[Worker]:
-    opened = Worker(PYTHON, SCRIPT, needs="reasoning-gym")
-    yield opened
-    await opened.close()
+async def worker() -> AsyncIterator[ForeignWorker]:
+    foreign = Foreign(script=SCRIPT, package="reasoning_gym", python=PYTHON, timeout_s=30)
+    async with open_worker(foreign) as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ async def test_two_interpreters_share_nothing(python: PythonRunner) -> None:
         assert "FileNotFoundError" in await other.run("open('/tmp/x')")
 
 
-async def is_right(worker: Worker, text: str, task: dict[str, Any]) -> bool:
+async def is_right(worker: ForeignWorker, text: str, task: dict[str, Any]) -> bool:
     found: bool = await worker.ask("score", text=text, exact=task["name"] in EXACT, **task)
     return found
 
@@ -157,12 +157,12 @@ def task_of(name: str, split: str, number: int, **config: Any) -> dict[str, Any]
 
 
 @needs_gym
-async def test_only_the_right_answer_is_right(worker: Worker) -> None:
+async def test_only_the_right_answer_is_right(worker: ForeignWorker) -> None:
     for name in GENERATORS:
         await audit(worker, name)
 
 
-async def audit(worker: Worker, name: str) -> None:
+async def audit(worker: ForeignWorker, name: str) -> None:
     tasks = [task_of(name, "train", number) for number in range(4)]
     answers = [await worker.ask("answer", **task) for task in tasks]
     for task, answer in zip(tasks, answers, strict=True):
@@ -185,7 +185,7 @@ async def audit(worker: Worker, name: str) -> None:
 
 
 @needs_gym
-async def test_the_two_bad_scorers_are_mended(worker: Worker) -> None:
+async def test_the_two_bad_scorers_are_mended(worker: ForeignWorker) -> None:
     halting, primes = task_of("game_of_life_halting", "train", 0), task_of(
         "prime_factorization", "train", 0
     )  # fmt: skip
@@ -196,7 +196,7 @@ async def test_the_two_bad_scorers_are_mended(worker: Worker) -> None:
 
 
 @needs_gym
-async def test_no_question_is_in_both_splits(worker: Worker) -> None:
+async def test_no_question_is_in_both_splits(worker: ForeignWorker) -> None:
     for name, config in EASY.items():
         asked = {
             split: {

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,9 +17,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from instar.envs.foreign import Foreign, ForeignWorker, open_worker
 from instar.envs.options import EnvironmentOptions, read_options, split_list
 from instar.envs.toolcall_grade import calls_of
-from instar.envs.worker import Worker
 from instar.errors import ConfigError, EnvironmentFailure
 from instar.types import Message, Tool
 
@@ -79,8 +78,8 @@ Calls = list[dict[str, Any]]
 class BfclOptions(EnvironmentOptions):
     """Which tasks, and where bfcl-eval is installed."""
 
-    python: str = sys.executable
-    """A Python that has bfcl-eval."""
+    python: str | None = None
+    """A Python that has bfcl-eval; by default that of `make install-toolcall`."""
     categories: Annotated[list[str], BeforeValidator(split_list)] = Field(default_factory=list)
     """Categories or the groups single_turn, multi_turn, live, non_live; by default all."""
     max_steps: int = Field(default=20, ge=1)
@@ -92,12 +91,13 @@ class BfclOptions(EnvironmentOptions):
 class BfclEnvironment:
     """One place to play BFCL tasks in, with a worker process of its own."""
 
-    def __init__(self, options: BfclOptions, worker: Worker) -> None:
+    def __init__(self, options: BfclOptions, worker: ForeignWorker) -> None:
         self._options = options
         self._worker = worker
         self._categories = _chosen(options.categories)
         self._name = ""
         self._attempt = ""
+        self._born = 0
         self._task: dict[str, Any] = {}
         self._names: set[str] = set()
         self._turns: list[list[Calls]] = []
@@ -124,6 +124,7 @@ class BfclEnvironment:
         later = itertools.chain.from_iterable(self._task["later"].values())
         self._names = {tool["function"]["name"] for tool in (*self._task["tools"], *later)}
         self._turns, self._result = [[]], None
+        self._born = self._worker.generation
         self._done = self._cut = False
         return list(self._task["turns"][0]), self._task["tools"]
 
@@ -159,6 +160,8 @@ class BfclEnvironment:
         known = [call for call in calls if call["name"] in self._names]
         turn.append(known)
         done = await self._ask("execute", name=self._name, attempt=self._attempt, calls=known)
+        if self._born != self._worker.generation:
+            raise EnvironmentFailure("the worker that held this task's world is gone")
         results = iter(done)
         answers: list[Message] = []
         for made, call in zip(reply["tool_calls"], calls, strict=True):
@@ -203,7 +206,7 @@ class BfclEnvironment:
         return [name for name in found if name not in BROKEN]
 
     async def _ask(self, do: str, **values: Any) -> Any:
-        return await self._worker.ask(do, seconds=self._options.timeout_s, **values)
+        return await self._worker.ask(do, **values)
 
 
 def _chosen(names: Sequence[str]) -> list[str]:
@@ -234,8 +237,8 @@ def _is_test(name: str) -> bool:
 async def open_environment(options: dict[str, Any]) -> AsyncIterator[BfclEnvironment]:
     """A place with its own worker, which ends with it."""
     read = read_options(BfclOptions, "bfcl", options)
-    worker = Worker(read.python, SCRIPT, needs="bfcl-eval")
-    try:
+    foreign = Foreign(
+        script=SCRIPT, package="bfcl_eval", python=read.python, timeout_s=read.timeout_s
+    )
+    async with open_worker(foreign) as worker:
         yield BfclEnvironment(read, worker)
-    finally:
-        await worker.close()

@@ -8,6 +8,7 @@ literals.
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import types
 from functools import cache
@@ -163,16 +164,23 @@ def _schema(found: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _serve() -> None:
+def _serve(folder: str, seconds: str) -> None:
     place = Path(__file__).with_name("worker_loop.py")
     spec = importlib.util.spec_from_file_location("worker_loop", place)
     assert spec is not None
     assert spec.loader is not None
     loop = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loop)
+    # Keys and tokens are none of a benchmark's business.
+    os.environ.clear()
+    os.environ["HOME"] = folder
+    os.environ["BFCL_PROJECT_ROOT"] = folder
     _stub_models()
-    loop.serve({one.__name__: one for one in (ids, task, gold, check_calls, execute, check_turns)})
+    loop.serve(
+        {one.__name__: one for one in (ids, task, gold, check_calls, execute, check_turns)},
+        seconds=float(seconds),
+    )
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(*sys.argv[1:])

@@ -8,7 +8,6 @@ sandbox and keeps its variables during an attempt. An answer counts only between
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,12 +15,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from instar.envs.foreign import Foreign, ForeignWorker, share_worker
 from instar.envs.interpreter_python import PythonRunner, open_python
 from instar.envs.interpreter_tasks import EASY, EXACT, GENERATORS
 from instar.envs.options import EnvironmentOptions, read_options, split_list
 from instar.envs.toolcall_grade import Call, calls_of
 from instar.envs.toolcall_tasks import call_message
-from instar.envs.worker import Worker, share_worker
 from instar.errors import ConfigError, EnvironmentFailure
 from instar.types import Message, Tool
 
@@ -48,6 +47,8 @@ EXAMPLES = (
     ("How many letters has the word harvest?", 'print(len("harvest"))', "7"),
     ("What is 9 * 12?", "print(9 * 12)", "108"),
 )
+WORKER_S = 30.0
+"""How long a task may take to be made, or an answer to be scored."""
 LONGEST = 4000
 """Characters of the longest answer that is scored."""
 
@@ -55,8 +56,8 @@ LONGEST = 4000
 class InterpreterOptions(EnvironmentOptions):
     """Which tasks, and what the code may use."""
 
-    python: str = sys.executable
-    """A Python that has reasoning-gym."""
+    python: str | None = None
+    """A Python that has reasoning-gym; by default that of `make install-toolcall`."""
     level: Literal["easy", "all"] = "all"
     """`easy`: five generators at their easiest, for small models."""
     generators: Annotated[list[str], BeforeValidator(split_list)] = Field(default_factory=list)
@@ -81,7 +82,9 @@ class InterpreterOptions(EnvironmentOptions):
 class InterpreterEnvironment:
     """One place to solve problems in, with a sandboxed Python."""
 
-    def __init__(self, options: InterpreterOptions, worker: Worker, python: PythonRunner) -> None:
+    def __init__(
+        self, options: InterpreterOptions, worker: ForeignWorker, python: PythonRunner
+    ) -> None:
         self._options = options
         self._worker = worker
         self._python = python
@@ -201,8 +204,11 @@ async def open_environment(options: dict[str, Any]) -> AsyncIterator[Interpreter
     """A place with a sandbox of its own; all places of a process share the worker."""
     read = read_options(InterpreterOptions, "interpreter", options)
     _chosen(read)
+    foreign = Foreign(
+        script=SCRIPT, package="reasoning_gym", python=read.python, timeout_s=WORKER_S
+    )
     async with (
-        share_worker(read.python, SCRIPT, needs="reasoning-gym") as worker,
+        share_worker(foreign) as worker,
         open_python(
             backend=read.sandbox,
             seconds=read.timeout_s,

@@ -2,8 +2,8 @@
 
 All were audited with reasoning-gym 0.1.25: the right answer scores 1; an empty one, a few words,
 the question itself, a right answer with another beside it and another task's answer score 0; the
-scorer runs no part of the answer as code. `make test-envs` audits them again. An answer is right
-or wrong: what a scorer gives for trying, or for holding the right answer somewhere, is nothing.
+scorer runs no part of the answer as code. `make test-toolcall` audits them again. An answer is
+right or wrong: what a scorer gives for trying, or for holding the right one somewhere, is nothing.
 """
 
 from __future__ import annotations

@@ -1,137 +1,127 @@
-"""A child process that does an environment's blocking work, under a Python of its own.
+"""A process that runs foreign code for an environment and answers in JSON lines.
 
-Benchmarks pin versions that clash with ours, and their checkers may hang or crash. In a process
-of its own none of that reaches the runner: it becomes an EnvironmentFailure.
+For code that blocks, or that needs packages of its own: it runs under whichever Python has them.
+A question that is not answered in time ends the process; whoever still waits for it is told so,
+and the next question starts a new one. It ends with its parent, since its input does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import json
-import os
-import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
-from instar.errors import ConfigError, EnvironmentFailure
+from instar.errors import EnvironmentFailure
 
-LONGEST = 64 * 2**20
-"""Bytes of the longest answer that is read."""
-GRACE_S = 2.0
-"""How much longer than the worker's own alarm we wait for it."""
+_LIMIT = 1 << 28
+"""Longest line, in bytes."""
+_LAST_WORDS = 20
 
 
 class Worker:
-    """One child; it is started by the first request, and again after it died."""
+    """One process; questions may be asked at once, and are answered in order."""
 
-    def __init__(self, python: str, script: Path, *, needs: str) -> None:
-        self._command = [python, "-P", str(script)]
-        self._needs = needs
+    def __init__(self, argv: Sequence[str], *, timeout_s: float = 60.0, name: str = "") -> None:
+        self._argv = list(argv)
+        self._timeout_s = timeout_s
+        self._name = name or self._argv[0]
         self._process: asyncio.subprocess.Process | None = None
-        self._turn = asyncio.Lock()
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._numbers = itertools.count()
+        self._starting = asyncio.Lock()
+        self._said: deque[str] = deque(maxlen=_LAST_WORDS)
+        self.generation = 0
+        """How often it was started: what it held before is gone."""
 
-    async def ask(self, do: str, *, seconds: float = 30, **values: Any) -> Any:
-        """What the worker answers; EnvironmentFailure where it fails, dies or takes too long."""
-        async with self._turn:
-            process = self._process or await self._start()
-            request = json.dumps({"do": do, "seconds": seconds, **values})
-            try:
-                answer = await asyncio.wait_for(_exchange(process, request), seconds + GRACE_S)
-            except (TimeoutError, OSError, ValueError, asyncio.IncompleteReadError) as error:
-                said = await self._end()
-                raise EnvironmentFailure(
-                    f"the worker {self._command[-1]} did not answer {do} within {seconds:g} s or "
-                    f"died ({type(error).__name__}); it said: {said or 'nothing'}"
-                ) from None
-            except asyncio.CancelledError:
-                # An answer that nobody waited for must not be taken for the next one's.
-                await self._end()
-                raise
-        if "error" in answer:
-            if answer["error"].startswith("ModuleNotFoundError"):
-                raise ConfigError(
-                    f"{self._command[0]} lacks {self._needs} ({answer['error']}); make a virtual "
-                    "environment that has it with `make envs`, and give its Python as the "
-                    "environment's option `python`"
-                )
-            raise EnvironmentFailure(f"the worker could not {do}: {answer['error']}")
-        return answer["ok"]
+    async def ask(self, do: str, **given: Any) -> Any:
+        """The answer to a question. Raises EnvironmentFailure where there is none in time."""
+        process = await self._running()
+        number = next(self._numbers)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        line = json.dumps({"id": number, "do": do, **given}).encode() + b"\n"
+        try:
+            assert process.stdin is not None
+            process.stdin.write(line)
+            async with asyncio.timeout(self._timeout_s):
+                await process.stdin.drain()
+                return await answer
+        except TimeoutError:
+            await self.close()
+            raise EnvironmentFailure(
+                f"{self._name} did not answer {do} within {self._timeout_s:g} s and was ended"
+            ) from None
+        except (BrokenPipeError, ConnectionResetError):
+            raise EnvironmentFailure(f"{self._name} is gone: {self._last_words()}") from None
+        finally:
+            self._waiting.pop(number, None)
 
     async def close(self) -> None:
-        await self._end()
-        if self._folder is not None:
-            self._folder.cleanup()
+        """End the process, whatever it does."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        for task in self._tasks:
+            task.cancel()
+        self._tasks = []
+        self._fail("it was ended")
 
-    async def _start(self) -> asyncio.subprocess.Process:
-        self._folder = self._folder or tempfile.TemporaryDirectory(prefix="instar-worker-")
-        folder = self._folder.name
-        with (Path(folder) / "stderr").open("wb") as errors:
+    async def _running(self) -> asyncio.subprocess.Process:
+        async with self._starting:
+            if self._process is not None and self._process.returncode is None:
+                return self._process
+            pipe = asyncio.subprocess.PIPE
             try:
                 self._process = await asyncio.create_subprocess_exec(
-                    *self._command,
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=errors,
-                    env=_environment(folder),
-                    cwd=folder,
-                    limit=LONGEST,
-                    start_new_session=True,
+                    *self._argv, stdin=pipe, stdout=pipe, stderr=pipe, limit=_LIMIT
                 )
             except OSError as error:
-                raise EnvironmentFailure(
-                    f"the worker could not be started with {self._command[0]}: {error}"
-                ) from None
-        return self._process
+                raise EnvironmentFailure(f"{self._name} cannot be started: {error}") from error
+            self.generation += 1
+            self._said.clear()
+            loop = asyncio.get_running_loop()
+            self._tasks = [
+                loop.create_task(self._read(self._process)),
+                loop.create_task(self._listen(self._process)),
+            ]
+            return self._process
 
-    async def _end(self) -> str:
-        """Kill the child, and give the end of what it wrote to standard error."""
-        process, self._process = self._process, None
-        if process is not None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-            # The pipe is closed by the loop a moment later; it must not outlive the place.
-            process._transport.close()  # type: ignore[attr-defined]
-        if self._folder is None:
-            return ""
-        errors = Path(self._folder.name) / "stderr"
-        return errors.read_text("utf-8", "replace")[-800:].strip()
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            try:
+                found = json.loads(line)
+                answer = self._waiting.get(found["id"])
+            except (ValueError, KeyError, TypeError):
+                # Foreign code prints; that is no answer.
+                self._said.append(line.decode("utf-8", "replace").rstrip())
+                continue
+            if answer is None or answer.done():
+                continue
+            if "error" in found:
+                answer.set_exception(EnvironmentFailure(f"{self._name}: {found['error']}"))
+            else:
+                answer.set_result(found.get("ok"))
+        await process.wait()
+        self._fail(f"it ended with {process.returncode}: {self._last_words()}")
 
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stderr is not None
+        async for line in process.stderr:
+            self._said.append(line.decode("utf-8", "replace").rstrip())
 
-_shared: dict[tuple[int, str, Path], tuple[Worker, list[None]]] = {}
+    def _fail(self, why: str) -> None:
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(EnvironmentFailure(f"{self._name} is gone: {why}"))
 
-
-@asynccontextmanager
-async def share_worker(python: str, script: Path, *, needs: str) -> AsyncIterator[Worker]:
-    """One worker for all who share it on this event loop; it ends when the last one leaves.
-
-    For workers that remember nothing from one request to the next but cost much to start.
-    """
-    key = (id(asyncio.get_running_loop()), python, script)
-    worker, users = _shared.setdefault(key, (Worker(python, script, needs=needs), []))
-    users.append(None)
-    try:
-        yield worker
-    finally:
-        users.pop()
-        if not users:
-            del _shared[key]
-            await worker.close()
-
-
-async def _exchange(process: asyncio.subprocess.Process, request: str) -> dict[str, Any]:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(request.encode() + b"\n")
-    await process.stdin.drain()
-    answer: dict[str, Any] = json.loads(await process.stdout.readuntil(b"\n"))
-    return answer
-
-
-def _environment(folder: str) -> dict[str, str]:
-    """Nothing of ours but the path: keys and tokens are none of a benchmark's business."""
-    env = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG")}
-    return {**env, "HOME": folder, "BFCL_PROJECT_ROOT": folder, "OMP_NUM_THREADS": "1"}
+    def _last_words(self) -> str:
+        return " | ".join(list(self._said)[-3:])[-500:] or "it said nothing"
