@@ -273,7 +273,7 @@ async def test_a_new_worker_takes_the_place_of_one_that_died(place: BfclEnvironm
 
 async def test_a_python_without_the_benchmark_is_named() -> None:
     async with open_environment("bfcl", {"python": "/nowhere/python"}) as place:
-        with pytest.raises(EnvironmentFailure, match="cannot be started"):
+        with pytest.raises(EnvironmentFailure, match="/nowhere/python"):
             await place.tasks("train")
     async with open_environment("bfcl", {"python": sys.executable}) as place:
         with pytest.raises(ConfigError, match="make install-toolcall"):

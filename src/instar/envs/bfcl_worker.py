@@ -171,9 +171,6 @@ def _serve(folder: str, seconds: str) -> None:
     assert spec.loader is not None
     loop = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loop)
-    # Keys and tokens are none of a benchmark's business.
-    os.environ.clear()
-    os.environ["HOME"] = folder
     os.environ["BFCL_PROJECT_ROOT"] = folder
     _stub_models()
     loop.serve(

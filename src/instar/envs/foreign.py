@@ -43,9 +43,10 @@ class ForeignWorker:
         self._foreign = foreign
         self._python = find_python(foreign)
         self._folder = tempfile.TemporaryDirectory(prefix="instar-worker-")
+        # Keys and tokens of ours are none of a benchmark's business, nor (-I) are our packages.
+        start = ("env", "-i", f"HOME={self._folder.name}", self._python, "-I")
         self._worker = Worker(
-            # -I: none of our own files and packages may come before those of that Python.
-            [self._python, "-I", str(foreign.script), self._folder.name, str(foreign.timeout_s)],
+            [*start, str(foreign.script), self._folder.name, str(foreign.timeout_s)],
             timeout_s=foreign.timeout_s + GRACE_S,
             name=f"the worker with {foreign.package}",
         )
