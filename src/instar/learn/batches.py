@@ -44,7 +44,8 @@ def hinted_prompt(
     would go on pulling at replies that are as wanted, until nothing is left of them but that.
     """
     praised = turn.verdict is not None and turn.verdict.score > 0
-    hint = turn.hint.text if turn.hint is not None else standing if praised else None
+    # A person who praises what a judge took for corrected is right: no hint of that turn then.
+    hint = standing if praised else turn.hint.text if turn.hint is not None else None
     if hint is None:
         return None
     # What the teacher reads, the policy learns: an address in a hint would be learned with it.
