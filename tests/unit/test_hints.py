@@ -117,6 +117,11 @@ SAME = "the person's own words, as they are"
         ),
         ("Start with the answer and skip the introduction.", "Begin with the answer itself."),
         ("Please stop apologising and stop using emojis.", "Do not use emojis. Do not apologise."),
+        ("Not specific enough.", "Be specific."),
+        (
+            "Not friendly enough, and not short enough.",
+            "Keep the answer short. Be warm and friendly.",
+        ),
         ("Less formal please.", "Write informally."),
         ("More formal please.", "Write formally."),
         ("Reply in Spanish.", "Answer in Spanish."),
