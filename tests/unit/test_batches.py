@@ -11,8 +11,11 @@ from store_turns import make_turn
 
 from instar.backends.embedded import embedded_model
 from instar.batch.render import ChatRenderer
+from instar.config import TrainingConfig
 from instar.learn.batches import hinted_prompt, standing_hint
 from instar.types import Hint, Turn, Verdict
+
+TRAINING = TrainingConfig()
 
 
 def told(name: str, hint: str | None, score: Any = None) -> Turn:
@@ -52,7 +55,7 @@ def renderer() -> ChatRenderer:
 def test_what_the_teacher_reads(
     renderer: ChatRenderer, hint: str | None, score: int | None, read: str | None
 ) -> None:
-    ids = hinted_prompt(told("a", hint, score), renderer, {}, standing="Stand.")
+    ids = hinted_prompt(told("a", hint, score), renderer, {}, training=TRAINING, standing="Stand.")
     if read is None:
         assert ids is None
     else:
@@ -60,4 +63,18 @@ def test_what_the_teacher_reads(
         assert f"You are a helpful assistant. {read}" in renderer.tokenizer.decode(
             list(ids), skip_special_tokens=False
         )
-    assert hinted_prompt(told("a", None, 1), renderer, {}) is None
+    assert hinted_prompt(told("a", None, 1), renderer, {}, training=TRAINING) is None
+
+
+def test_a_hint_is_redacted_as_the_config_says(renderer: ChatRenderer) -> None:
+    turn = told("a", "Mention badge X-1234 and ann@example.org.", -1)
+
+    def read(training: TrainingConfig) -> str:
+        ids = hinted_prompt(turn, renderer, {}, training=training)
+        assert ids is not None
+        return str(renderer.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    assert "Mention badge X-1234 and [email]." in read(TRAINING)
+    own = TrainingConfig(redact_patterns={"badge": r"X-\d+"})
+    assert "Mention badge [badge] and [email]." in read(own)
+    assert "ann@example.org" in read(TrainingConfig(redact=["phone"]))

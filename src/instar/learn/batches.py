@@ -36,7 +36,12 @@ def with_hint(messages: Sequence[Message], hint: str) -> tuple[list[Message], in
 
 
 def hinted_prompt(
-    turn: Turn, renderer: ChatRenderer, known: Mapping[str, Turn], *, standing: str | None = None
+    turn: Turn,
+    renderer: ChatRenderer,
+    known: Mapping[str, Turn],
+    *,
+    training: TrainingConfig,
+    standing: str | None = None,
 ) -> tuple[int, ...] | None:
     """The turn's prompt as the teacher reads it, or None where there is no hint.
 
@@ -49,7 +54,7 @@ def hinted_prompt(
     if hint is None:
         return None
     # What the teacher reads, the policy learns: an address in a hint would be learned with it.
-    hint, _ = redact_text(hint)
+    hint, _ = redact_text(hint, training.redact, patterns=training.redact_patterns)
     messages, moved = with_hint(turn.messages, hint)
     replies = {at + moved: known[name] for at, name in turn.replies if name in known}
     return renderer.render(messages, tools=turn.tools, replies=replies).ids

@@ -128,10 +128,7 @@ class Learner:
             learned = await self._book.trained(owner, names, line=live)
             rest = [turn for turn in batch if turn.id not in learned]
             known = await self._known(owner, rest)
-            judged = [
-                Judged(turn=turn, hinted_ids=hinted_prompt(turn, self._renderer, known))
-                for turn in rest
-            ]
+            judged = [Judged(turn=turn, hinted_ids=self._hinted(turn, known)) for turn in rest]
             if prepared := self._prepare(judged, live, at_least=1):
                 done.append(await self._update(owner, live, prepared))
         return done
@@ -217,10 +214,17 @@ class Learner:
             Judged(
                 turn=turn,
                 age=age.get(turn.version.rpartition("/")[2], 0),
-                hinted_ids=hinted_prompt(turn, self._renderer, known, standing=standing),
+                hinted_ids=self._hinted(turn, known, standing),
             )
             for turn in turns
         ]
+
+    def _hinted(
+        self, turn: Turn, known: dict[str, Turn], standing: str | None = None
+    ) -> tuple[int, ...] | None:
+        return hinted_prompt(
+            turn, self._renderer, known, training=self._training, standing=standing
+        )
 
     async def _standing(self, owner: str, turns: Sequence[Turn]) -> str | None:
         """Where replies are as wanted, few hints are new: those that were held out count, too."""
@@ -266,13 +270,20 @@ class Learner:
         """Of a version, or of the weights as they are now."""
         if name is not None:
             self._hold(owner, name)
-        return measure.corrections(self._trainer, held, renderer=self._renderer, known=known)
+        return measure.corrections(
+            self._trainer, held, renderer=self._renderer, known=known, training=self._training
+        )
 
     def _base_corrections(self, held: Sequence[Turn], known: dict[str, Turn]) -> list[Correction]:
         """Of the base: a turn is measured once."""
         new = [turn for turn in held if turn.id not in self._base_held]
         found = measure.corrections(
-            self._trainer, new, renderer=self._renderer, known=known, weights="base"
+            self._trainer,
+            new,
+            renderer=self._renderer,
+            known=known,
+            training=self._training,
+            weights="base",
         )
         names = {turn.id for turn in held}
         kept = [one for name, one in self._base_held.items() if name in names]
