@@ -175,7 +175,7 @@ class TrainingConfig(Section):
     """Turns an update."""
     gradient_accumulation_steps: int = Field(default=1, ge=1)
     """Parts a batch is read in; more need less memory and more time."""
-    learning_rate: float = Field(default=3e-4, gt=0)
+    learning_rate: float = Field(default=5e-4, gt=0)
     """Step size of the optimiser. Full fine-tuning wants about a hundredth of LoRA's."""
     warmup_steps: int = Field(default=0, ge=0)
     """Updates over which the learning rate rises from zero."""
@@ -203,7 +203,7 @@ class TrainingConfig(Section):
     """Temperature of the hinted teacher's distribution."""
     hint_extraction_model: str | None = None
     """The model that takes hints from next states; by default `evaluation.judge_model`."""
-    binary_weight: float = Field(default=0.3, ge=0)
+    binary_weight: float = Field(default=1.5, ge=0)
     """Weight of the verdict's term in `combine`."""
     opd_weight: float = Field(default=1.0, ge=0)
     """Weight of the hint's term in `combine`."""
@@ -215,17 +215,15 @@ class TrainingConfig(Section):
     """Scale of the adapter; it is applied as alpha / rank."""
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout in the adapter. Above 0 the trained log-probs differ from the served ones."""
-    lora_target_modules: list[str] = Field(
-        default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj"], min_length=1
-    )
-    """The layers that get an adapter."""
+    lora_target_modules: list[str] = Field(default_factory=lambda: ["all-linear"], min_length=1)
+    """The layers that get an adapter, or `all-linear`."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     clip_grad_norm: float = Field(default=1.0, gt=0)
     """Longest gradient; a longer one is scaled down to it."""
     holdout_share: float = Field(default=0.15, ge=0, lt=1)
     """Share of the corrected turns that are never trained on: the gate measures versions there."""
-    steps_per_batch: int = Field(default=2, ge=1)
+    steps_per_batch: int = Field(default=3, ge=1)
     """Optimiser steps on each batch; importance weights account for the ones before."""
     guidance: float = Field(default=0.0, ge=0)
     """How much further than the hinted base the teacher goes, away from the base unhinted."""
