@@ -107,7 +107,7 @@ class FakeEngine(Section):
     type: Literal["fake"] = "fake"
     """Which engine draws the replies."""
     script: Folder | None = None
-    """Replies in order, one JSON object a line: text, tool_calls, reasoning."""
+    """Replies, one JSON object a line: text, tool_calls, reasoning, and when to give it."""
     context: int = Field(default=65536, ge=16)
     """Longest prompt plus reply, in tokens."""
     delay_ms: float = Field(default=0.0, ge=0)

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from instar.errors import RequestError
+from instar.gateway.turn_types import header_errand
 from instar.types import Delta, Kind, Message, Piece, Tool, Turn
 
 MAX_SESSION_ID = 256
@@ -49,6 +52,8 @@ class Hints:
     session: str | None = None
     session_from: str = "history"
     kind: Kind | None = None
+    errand: str | None = None
+    """What a header shows this call to be for, beside the conversation; see turn_types."""
     no_train: bool = False
     done: bool = False
 
@@ -65,10 +70,17 @@ class Step:
     cached: int = 0
 
 
-SESSION_HEADERS = ("x-session-id", "x-session-affinity", "session_id", "session-id")
+SESSION_HEADERS = (
+    "x-session-id",  # the plugin, opencode, and whoever wants to name a session
+    "x-session-affinity",  # OpenClaw: the id, and a number that rises at compaction and reset
+    "x-claude-code-session-id",
+    "thread-id",  # codex: a sub-agent has a thread of its own within the session
+    "session_id",
+    "session-id",
+)
 """In order of trust; body fields come after them."""
 
-SESSION_FIELDS = ("prompt_cache_key", "session_id")
+SESSION_FIELDS = ("metadata.user_id", "prompt_cache_key", "session_id")
 
 
 def read_hints(headers: Mapping[str, str], body: Mapping[str, str]) -> Hints:
@@ -78,7 +90,7 @@ def read_hints(headers: Mapping[str, str], body: Mapping[str, str]) -> Hints:
         *((n, headers) for n in SESSION_HEADERS),
         *((n, body) for n in SESSION_FIELDS),
     ]:
-        if found := place.get(name):
+        if found := _in_user_id(place.get(name)) if name == "metadata.user_id" else place.get(name):
             session, source = _session_id(found, name), name
             break
     kind = headers.get("x-turn-type") or body.get("turn_type")
@@ -86,6 +98,7 @@ def read_hints(headers: Mapping[str, str], body: Mapping[str, str]) -> Hints:
         session=session,
         session_from=source,
         kind=_kind(kind),
+        errand=header_errand(headers),
         no_train=flag(headers.get("x-no-train") or body.get("no_train")),
         done=flag(headers.get("x-session-done") or body.get("session_done")),
     )
@@ -109,6 +122,21 @@ def _session_id(value: str, name: str) -> str:
         head, _, tail = value.rpartition(":")
         return head if head and tail.isdigit() else value
     return value
+
+
+def _in_user_id(value: str | None) -> str | None:
+    """The session in Claude Code's `metadata.user_id`, which is JSON or, before, joined words.
+
+    Example: {"device_id": "..", "session_id": "ID"}, or user_X_account_Y_session_ID.
+    """
+    if value is None:
+        return None
+    try:
+        found = orjson.loads(value)
+    except ValueError:
+        return value.rpartition("_session_")[2] if "_session_" in value else None
+    session = found.get("session_id") if isinstance(found, dict) else None
+    return session if isinstance(session, str) else None
 
 
 def _kind(value: str | None) -> Kind | None:

@@ -18,11 +18,12 @@ from instar.errors import BusyError, ContextError, EngineError, RequestError
 from instar.gateway.call import Call, Hints, Step
 from instar.gateway.history import anchors
 from instar.gateway.metrics import Metrics
-from instar.gateway.sessions import OpenSession, SessionBook
+from instar.gateway.sessions import OpenSession, SessionBook, named_in
 from instar.gateway.stitch import Stitched
+from instar.gateway.turn_types import turn_type
 from instar.ids import new_id
 from instar.protocols import Engine, Renderer, ReplyReader, Store, Versions
-from instar.types import BASE_VERSION, Delta, Finish, Message, Piece, Request, Sampling, Turn
+from instar.types import BASE_VERSION, Delta, Finish, Kind, Message, Piece, Request, Sampling, Turn
 
 _HOLD_STEP_S = 0.05
 
@@ -42,6 +43,8 @@ class _Draft:
     stitched: Stitched
     sampling: Sampling
     reader: ReplyReader
+    kind: Kind
+    kind_reason: str
     started: float
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -121,12 +124,14 @@ class TurnServer:
                     await asyncio.wait(self._tasks)
 
     async def _draft(self, owner: str, call: Call, hints: Hints) -> _Draft:
-        session = await self._sessions.find(owner, hints.session, call.messages)
+        name = hints.session or named_in(call.messages)
+        session = await self._sessions.find(owner, name, call.messages)
         stitched = await self._stitch(session, call)
         room = self._engine.info.context - len(stitched.prompt_ids)
         if room < 1:
             raise ContextError(len(stitched.prompt_ids), self._engine.info.context)
-        kind = hints.kind or "main"
+        apart = stitched.parent is None and session.tree.has_tools and not call.tools
+        kind, reason = turn_type(hints.kind, hints.errand, call.messages, apart=apart)
         # What a person says in private teaches nothing, not even about the turn before.
         heard = kind == "main" and not hints.no_train
         if heard and stitched.parent and stitched.next_state:
@@ -145,6 +150,8 @@ class TurnServer:
                 stop=call.stop,
                 one_call=call.one_call,
             ),
+            kind=kind,
+            kind_reason=reason,
             started=time.time(),
         )
 
@@ -239,8 +246,8 @@ class TurnServer:
             session=draft.session.id,
             parent=stitched.parent.id if stitched.parent else None,
             extends=stitched.extends,
-            kind=draft.hints.kind or "main",
-            kind_reason="client" if draft.hints.kind else "default",
+            kind=draft.kind,
+            kind_reason=draft.kind_reason,
             prompt_ids=stitched.prompt_ids,
             sampled_ids=tuple(draft.ids),
             logprobs=tuple(draft.logprobs),

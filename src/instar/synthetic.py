@@ -1,7 +1,9 @@
-"""Takes out of a message what its client put in by itself, so that only people are judged.
+"""Tells what a person said from what their client put in by itself, so that only people are judged.
 
-For judging only: the model is always shown exactly what its client sent. Each line of the
-table is one habit of one client; a message that is nothing but such text becomes empty.
+For judging and for recognising only: the model is always shown exactly what its client sent.
+Each line of the tables is one habit of one client. SYNTHETIC is text around what was said;
+ERRANDS are whole messages by which a client asks the model for something on its own account.
+A message that is nothing but such text becomes empty.
 """
 
 from __future__ import annotations
@@ -61,13 +63,50 @@ SYNTHETIC: tuple[Synthetic, ...] = (
         ),
     ),
     Synthetic("OpenClaw's runtime line", re.compile(r"^Runtime: agent=.*$\n?", _LINES)),
+    Synthetic(
+        "the summary that stands for a compacted history",
+        re.compile(
+            r"\AThe conversation history before this point was compacted into the following "
+            r"summary:.*?(?:</summary>|\Z)",
+            _BLOCK,
+        ),
+    ),
     Synthetic("training marks", re.compile(r"^\[RL-TRAINING-META\].*$\n?", _LINES)),
     Synthetic("message ids", re.compile(r"^\[message_id: [^\]\n]*\]$\n?", _LINES)),
 )
 
 
-def strip(text: str) -> str:
-    """The text without synthetic parts and without white space around it."""
+ERRANDS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("heartbeat", re.compile(r"Follow the heartbeat monitor scratch|Read HEARTBEAT\.md if ")),
+    ("memory flush", re.compile(r"Pre-compaction memory flush\b")),
+    ("announcement of a sub-agent", re.compile(r"A background task completed\b")),
+    ("sub-agent", re.compile(r"\[Subagent Context\]")),
+    ("summary", re.compile(r"You are performing a CONTEXT CHECKPOINT COMPACTION\b")),
+    (
+        "summary",
+        re.compile(
+            r"(?:CRITICAL: Respond with TEXT ONLY.{0,2000}?)?"
+            r"Your task is to create a detailed summary of (?:the|this) conversation\b",
+            _BLOCK,
+        ),
+    ),
+)
+"""How such a message begins, once the synthetic text around it is gone."""
+
+
+def unwrap(text: str) -> str:
+    """The text without what stands around what was said."""
     for one in SYNTHETIC:
         text = one.pattern.sub(one.keeps, text)
     return text.strip()
+
+
+def errand(text: str) -> str | None:
+    """What a client asks for with this unwrapped text; None where a person speaks."""
+    return next((what for what, begins in ERRANDS if begins.match(text)), None)
+
+
+def strip(text: str) -> str:
+    """What a person said, and nothing else; empty where no person spoke."""
+    text = unwrap(text)
+    return "" if errand(text) else text
