@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("backends", "envs"),
     ("loop", "learn"),
     ("demo",),
-    ("cli", "commands", "dashboard", "status", "rollouts", "test_rollout", "__main__"),
+    ("cli", "commands", "connect", "dashboard", "status", "rollouts", "test_rollout", "__main__"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 LOOSE = LEVEL["config"], LEVEL["loop"], LEVEL["cli"]
