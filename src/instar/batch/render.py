@@ -146,18 +146,30 @@ class ChatRenderer:
         thinking: bool = False,
         stop: Sequence[str] = (),
         one_call: bool = False,
+        raw: bool = False,
     ) -> ReplyReader:
         rules = ReplyRules(
             form=self.form if tools else None,
             thinking=thinking,
             stop=tuple(stop),
             one_call=one_call,
+            raw=raw,
         )
         return ReplyReader(self.tokenizer, self.eos_ids, rules)
 
-    def token_text(self, token: int) -> str:
-        text: str = self.tokenizer.decode([token], skip_special_tokens=False)
-        return text
+    def raw(self, prompt: str | Sequence[int]) -> tuple[tuple[int, ...], str]:
+        """Ids and text of a prompt without a template: whoever sends one writes the tokens."""
+        if isinstance(prompt, str):
+            return tuple(self.tokenizer.encode(prompt).ids), prompt
+        for token in prompt:
+            if not 0 <= token < 2**32 or self.tokenizer.id_to_token(token) is None:
+                raise RequestError(
+                    f"prompt has the token id {token}, which this model's tokenizer does not know",
+                    param="prompt",
+                    code="invalid_value",
+                )
+        text: str = self.tokenizer.decode(list(prompt), skip_special_tokens=False)
+        return tuple(prompt), text
 
     def token_bytes(self, token: int) -> bytes:
         """What a token stands for; part of a character has no text of its own."""

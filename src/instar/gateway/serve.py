@@ -19,7 +19,7 @@ from instar.gateway.call import Call, Hints, Step
 from instar.gateway.history import anchors
 from instar.gateway.metrics import Metrics
 from instar.gateway.sessions import OpenSession, SessionBook
-from instar.gateway.stitch import Stitched
+from instar.gateway.stitch import SessionTree, Stitched
 from instar.ids import new_id
 from instar.protocols import Engine, Renderer, ReplyReader, Store, Versions
 from instar.types import BASE_VERSION, Delta, Finish, Message, Piece, Request, Sampling, Turn
@@ -112,6 +112,12 @@ class TurnServer:
             if not self._running:
                 self._quiet.set()
 
+    async def count(self, owner: str, call: Call) -> int:
+        """How many tokens the prompt of this call has, were it to start a session."""
+        self._version_of(owner, call.model)
+        empty = OpenSession(id="", owner=owner, tree=SessionTree(), used=0.0)
+        return len((await self._stitch(empty, call)).prompt_ids)
+
     async def drain(self, timeout_s: float) -> None:
         """Wait for replies and recordings under way."""
         with suppress(TimeoutError):
@@ -144,17 +150,21 @@ class TurnServer:
                 thinking=stitched.thinking,
                 stop=call.stop,
                 one_call=call.one_call,
+                raw=call.prompt is not None,
             ),
             started=time.time(),
         )
 
     async def _stitch(self, session: OpenSession, call: Call) -> Stitched:
         def work() -> Stitched:
+            if call.prompt is not None:
+                return session.tree.stitch_raw(*self._renderer.raw(call.prompt))
             return session.tree.stitch(
                 call.messages, renderer=self._renderer, tools=call.tools, options=call.options
             )
 
         size = sum(_length(message.get("content")) for message in call.messages)
+        size += len(call.prompt or ())
         if size > _LARGE or len(call.messages) > 500:
             return await asyncio.to_thread(work)
         return work()
@@ -190,7 +200,13 @@ class TurnServer:
                 async for piece in pieces:
                     deltas = self._take(draft, piece)
                     finish = piece.finish or ("stop" if draft.reader.done else None)
-                    yield Step(name=draft.id, deltas=deltas, piece=piece)
+                    yield Step(
+                        name=draft.id,
+                        deltas=deltas,
+                        piece=piece,
+                        cached=draft.cached,
+                        prompt_tokens=len(request.prompt_ids),
+                    )
                     if finish:
                         break
             if finish is None:
@@ -251,7 +267,8 @@ class TurnServer:
             reply=reply,
             tools=call.tools,
             replies=stitched.replies,
-            anchors=anchors(stitched.messages, reply),
+            # A raw prompt is no history that a client could send again.
+            anchors=() if call.prompt is not None else anchors(stitched.messages, reply),
             no_train=draft.hints.no_train,
             logprobs_scaled=info.logprobs_scaled or draft.sampling.temperature in (0.0, 1.0),
             created=draft.started,

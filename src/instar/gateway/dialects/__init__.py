@@ -1,1 +1,16 @@
 """One file per wire format; each maps its requests and replies to the same Turn."""
+
+from __future__ import annotations
+
+from instar.gateway.dialects.chat import CHAT
+from instar.gateway.dialects.shared import Dialect
+
+DIALECTS: tuple[Dialect, ...] = (CHAT,)
+
+
+def dialect_at(path: str) -> Dialect:
+    """Whose error shape a request to this path is answered in."""
+    for one in DIALECTS:
+        if path == one.path or path.startswith(f"{one.path}/"):
+            return one
+    return CHAT
