@@ -113,6 +113,7 @@ class _Desk:
 
     def __init__(self, deps: Deps) -> None:
         self._deps = deps
+        self.renderer = deps.renderer
 
     async def count(self, owner: str, call: Call) -> int:
         return await self._deps.server.count(owner, await _call(self._deps, owner, call))

@@ -42,6 +42,8 @@ class Call:
     """Show a raw prompt before its reply."""
     after: str | None = None
     """The id of a recorded turn: `messages` only go on from there."""
+    kept: dict[str, Any] = field(default_factory=dict)
+    """What the dialect wants to know again when it writes the reply."""
     options: dict[str, Any] = field(default_factory=dict)
     """Passed to the chat template, such as enable_thinking."""
     body_hints: dict[str, str] = field(default_factory=dict)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from instar.gateway.dialects.anthropic import MESSAGES
 from instar.gateway.dialects.chat import CHAT
+from instar.gateway.dialects.completions import COMPLETIONS
+from instar.gateway.dialects.responses import RESPONSES
 from instar.gateway.dialects.shared import Dialect
 
-DIALECTS: tuple[Dialect, ...] = (CHAT,)
+DIALECTS: tuple[Dialect, ...] = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
 
 
 def dialect_at(path: str) -> Dialect:

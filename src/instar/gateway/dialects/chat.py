@@ -196,7 +196,7 @@ class ChatWriter:
         """The last bytes of a stream."""
         out = self._event([self._choice({}, finish=turn.finish)])
         if self._call.include_usage:
-            out += self._event([], usage=_usage(turn, cached))
+            out += self._event([], usage=usage(turn, cached))
         return out + b"data: [DONE]\n\n"
 
     def whole(self, steps: Sequence[Step], turn: Turn, cached: int) -> bytes:
@@ -217,7 +217,7 @@ class ChatWriter:
                 "model": self._call.model,
                 "system_fingerprint": turn.version,
                 "choices": [choice],
-                "usage": _usage(turn, cached),
+                "usage": usage(turn, cached),
             }
         )
 
@@ -272,7 +272,7 @@ def _delta(delta: Delta) -> dict[str, Any]:
     return {name: delta.text}
 
 
-def _usage(turn: Turn, cached: int) -> dict[str, Any]:
+def usage(turn: Turn, cached: int) -> dict[str, Any]:
     prompt, sampled = len(turn.prompt_ids), len(turn.sampled_ids)
     return {
         "prompt_tokens": prompt,

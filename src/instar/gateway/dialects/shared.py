@@ -45,6 +45,9 @@ class Dialect:
 class Desk(Protocol):
     """What a dialect's further routes may ask of the gateway."""
 
+    @property
+    def renderer(self) -> Renderer: ...
+
     async def count(self, owner: str, call: Call) -> int:
         """How many tokens the prompt of this call has."""
         ...
