@@ -1,10 +1,11 @@
-"""The same conversation through every dialect is the same prompt, and each turn extends the last."""
+"""One conversation is the same prompt in every dialect, and each turn extends the last."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -155,7 +156,7 @@ def test_the_same_conversation_is_the_same_prompt_in_every_dialect(
     for name, turns in seen.items():
         assert len(turns) == len(spoken)
         assert [t.prompt_ids for t in turns] == [t.prompt_ids for t in seen["chat"]], name
-        for before, after in zip(turns, turns[1:], strict=False):
+        for before, after in pairwise(turns):
             assert after.parent == before.id and after.extends, name
             assert extends(after, before), name
 

@@ -66,8 +66,9 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Apart]:
 
 
 OPERATIONS = (
-    *("POST /v1/chat/completions", "POST /v1/session/done", "GET /v1/models"),
-    "POST /v1/feedback",
+    *("POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses"),
+    *("GET /v1/responses/{response_id}", "POST /v1/messages", "POST /v1/messages/count_tokens"),
+    *("POST /v1/session/done", "GET /v1/models", "POST /v1/feedback"),
     *("GET /healthz", "GET /readyz", "GET /metrics"),
 )
 

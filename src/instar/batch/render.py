@@ -226,8 +226,8 @@ class ChatRenderer:
     def _prepare(self, message: Message) -> Message:
         """The form templates expect: text content, arguments as objects, no developer role."""
         role = "system" if message["role"] == "developer" else message["role"]
-        out: Message = {name: self._guard_all(value) for name, value in message.items()}
-        out |= {"role": role, "content": self._guard(text_of(message))}
+        rest = {name: value for name, value in message.items() if name != "content"}
+        out: Message = {**self._guard_all(rest), "role": role, "content": self._content(message)}
         if role == "assistant" and message.get("tool_calls"):
             if not self.native_tools:
                 out["content"] = self._guard(write_calls({**message, "content": text_of(message)}))
@@ -236,8 +236,20 @@ class ChatRenderer:
                 calls = [_with_object_arguments(c) for c in message["tool_calls"]]
                 out["tool_calls"] = self._guard_all(calls)
         elif role == "tool" and not self.native_tools:
-            out["content"] = f"<tool_response>\n{out['content']}\n</tool_response>"
+            out["content"] = _tool_response(out["content"])
         return out
+
+    def _content(self, message: Message) -> Any:
+        """Text; where there are images, the parts that a template shows them in place of."""
+        content = message.get("content")
+        if not isinstance(content, list) or not any(map(_is_image, content)):
+            return self._guard(text_of(message))
+        return [
+            {"type": "image"}
+            if _is_image(part)
+            else {"type": "text", "text": self._guard(part["text"])}
+            for part in content
+        ]
 
     def _with_tools(self, messages: list[Message], tools: Sequence[Tool]) -> list[Message]:
         told = self._guard(describe_tools(tools))
@@ -328,6 +340,17 @@ class _TextCache:
                 self._size -= len(old)
 
 
+def _tool_response(content: Any) -> Any:
+    head, tail = "<tool_response>\n", "\n</tool_response>"
+    if isinstance(content, str):
+        return f"{head}{content}{tail}"
+    return [{"type": "text", "text": head}, *content, {"type": "text", "text": tail}]
+
+
+def _is_image(part: dict[str, Any]) -> bool:
+    return part.get("type") == "image_url"
+
+
 def text_of(message: Message) -> str:
     """A message's text, whether it came as a string, a list of parts or nothing."""
     content = message.get("content")
@@ -335,7 +358,7 @@ def text_of(message: Message) -> str:
         return ""
     if isinstance(content, str):
         return content
-    return "\n".join(part["text"] for part in content)
+    return "\n".join(part["text"] for part in content if not _is_image(part))
 
 
 def _lost(text: str, replies: Mapping[int, Turn], *, thoughts: bool) -> list[int]:

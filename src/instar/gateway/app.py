@@ -24,6 +24,7 @@ from instar.gateway.call import Call, Hints, Step, check_tool_results, continued
 from instar.gateway.dialects import DIALECTS, dialect_at
 from instar.gateway.dialects.shared import Dialect, Extra
 from instar.gateway.feedback import Give, add_feedback
+from instar.gateway.images import load_images
 from instar.gateway.metrics import Metrics
 from instar.gateway.serve import TurnServer
 from instar.gateway.wire import ErrorBody, LiveReply, error_response, read_json
@@ -103,9 +104,12 @@ def _add_extra(app: FastAPI, deps: Deps, extra: Extra, limit: int) -> None:
 async def _call(deps: Deps, owner: str, call: Call) -> Call:
     """The whole call: with what came before it, and checked as a conversation."""
     if call.after is not None:
-        call = continued(call, await _Desk(deps).turn(owner, call.after))
+        before = await _turn(deps, owner, call.after)
+        if before is None:
+            raise _no_response(call.after, 400, "previous_response_not_found")
+        call = continued(call, before)
     check_tool_results(call.messages)
-    return call
+    return await load_images(call, sees=deps.server.sees, config=deps.config)
 
 
 class _Desk:
@@ -119,17 +123,25 @@ class _Desk:
         return await self._deps.server.count(owner, await _call(self._deps, owner, call))
 
     async def turn(self, owner: str, name: str) -> Turn:
-        known = name.isascii() and name.isprintable() and len(name) < 100
-        found = await self._deps.turn(owner, name) if known else None
+        found = await _turn(self._deps, owner, name)
         if found is None:
-            raise RequestError(
-                f"There is no response {name[:80]!r} of yours here. It may have been forgotten: "
-                "send the whole conversation instead.",
-                status=404,
-                param="previous_response_id",
-                code="not_found",
-            )
+            raise _no_response(name, 404, "not_found")
         return found
+
+
+async def _turn(deps: Deps, owner: str, name: str) -> Turn | None:
+    known = name.isascii() and name.isprintable() and len(name) < 100
+    return await deps.turn(owner, name) if known else None
+
+
+def _no_response(name: str, status: int, code: str) -> RequestError:
+    return RequestError(
+        f"There is no response {name[:80]!r} of yours here. It may have been forgotten: send the "
+        "whole conversation instead.",
+        status=status,
+        param="previous_response_id",
+        code=code,
+    )
 
 
 def _closing(deps: Deps, owner: str, call: Call, hints: Hints) -> AsyncGenerator[Step, None]:

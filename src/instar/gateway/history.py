@@ -76,7 +76,14 @@ def _text(content: Any) -> str:
         return ""
     if isinstance(content, str):
         return content
-    return "\n".join(part.get("text", "") for part in content)
+    return "\n".join(_part(part) for part in content)
+
+
+def _part(part: dict[str, Any]) -> str:
+    """An image counts by what it shows: its data, not the way to it."""
+    if part.get("type") != "image_url":
+        return str(part.get("text", ""))
+    return f"image {hashlib.blake2b(part['image_url']['url'].encode(), digest_size=16).hexdigest()}"
 
 
 def _call_key(call: dict[str, Any]) -> list[Any]:

@@ -7,6 +7,7 @@ carries the recorded Turn. The turn is on disk before that last step is given ou
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
@@ -17,12 +18,15 @@ from instar.config import GatewayConfig
 from instar.errors import BusyError, ContextError, EngineError, RequestError
 from instar.gateway.call import Call, Hints, Step
 from instar.gateway.history import anchors
+from instar.gateway.images import images_of
 from instar.gateway.metrics import Metrics
 from instar.gateway.sessions import OpenSession, SessionBook
 from instar.gateway.stitch import SessionTree, Stitched
 from instar.ids import new_id
 from instar.protocols import Engine, Renderer, ReplyReader, Store, Versions
 from instar.types import BASE_VERSION, Delta, Finish, Message, Piece, Request, Sampling, Turn
+
+log = logging.getLogger("instar.gateway")
 
 _HOLD_STEP_S = 0.05
 
@@ -81,6 +85,11 @@ class TurnServer:
     @property
     def running(self) -> int:
         return self._running
+
+    @property
+    def sees(self) -> bool:
+        """Whether a conversation may hold images."""
+        return self._engine.info.sees
 
     def models(self, owner: str) -> list[str]:
         """Names this owner may ask for: the live model, its aliases, each loaded version."""
@@ -190,13 +199,13 @@ class TurnServer:
             sampling=draft.sampling,
             session=draft.session.id,
             version=weights,
+            images=images_of(draft.stitched.messages),
             stream=draft.call.stream,
         )
         finish: Finish | None = None
         ended = False
-        await self._hold()
         try:
-            async with aclosing(self._engine.generate(request)) as pieces:
+            async with aclosing(self._pieces(draft, request)) as pieces:
                 async for piece in pieces:
                     deltas = self._take(draft, piece)
                     finish = piece.finish or ("stop" if draft.reader.done else None)
@@ -225,9 +234,23 @@ class TurnServer:
             if not ended and draft.ids:
                 self._record_cancelled(draft)
 
-    async def _hold(self) -> None:
-        """Wait for an engine that is being started again: clients take a 503 worse than a wait."""
+    async def _pieces(self, draft: _Draft, request: Request) -> AsyncGenerator[Piece, None]:
+        """The engine's pieces. One that fails before the first is waited for and asked again."""
         until = time.monotonic() + self._config.hold_s
+        for last in (False, True):
+            await self._hold(until)
+            try:
+                async with aclosing(self._engine.generate(request)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+                return
+            except EngineError as error:
+                if draft.ids or last or time.monotonic() > until:
+                    raise
+                log.warning("reply %s is asked for again: %s", draft.id, error)
+
+    async def _hold(self, until: float) -> None:
+        """Wait for an engine that is being started again: clients take a 503 worse than a wait."""
         while not self._engine.info.ready:
             if time.monotonic() > until:
                 raise EngineError(

@@ -11,6 +11,13 @@ from instar.gateway.dialects.shared import Dialect
 DIALECTS: tuple[Dialect, ...] = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
 
 
+def turn_of(reply: str) -> str:
+    """The id of the turn whose reply has this id, in whichever dialect it was given."""
+    return next(
+        (reply.removeprefix(d.prefix) for d in DIALECTS if reply.startswith(d.prefix)), reply
+    )
+
+
 def dialect_at(path: str) -> Dialect:
     """Whose error shape a request to this path is answered in."""
     for one in DIALECTS:

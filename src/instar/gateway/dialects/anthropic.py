@@ -268,6 +268,7 @@ async def _count(desk: Desk, owner: str, raw: dict[str, Any]) -> dict[str, Any]:
 MESSAGES = Dialect(
     name="messages",
     path="/v1/messages",
+    prefix="msg_",
     about="One reply to a conversation in Anthropic's form, streamed or whole.",
     body=MessagesBody,
     parse=parse,

@@ -313,6 +313,7 @@ def _part(at: int, part: _Part, raw: dict[str, Any]) -> dict[str, Any]:
 CHAT = Dialect(
     name="chat",
     path="/v1/chat/completions",
+    prefix="chatcmpl-",
     about="One reply to a conversation, streamed or whole.",
     body=ChatBody,
     parse=parse,

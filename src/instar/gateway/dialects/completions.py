@@ -201,6 +201,7 @@ class CompletionsWriter:
 COMPLETIONS = Dialect(
     name="completions",
     path="/v1/completions",
+    prefix="cmpl-",
     about="The text that follows a raw prompt, streamed or whole.",
     body=CompletionsBody,
     parse=parse,

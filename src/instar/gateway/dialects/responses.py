@@ -301,6 +301,7 @@ async def _retrieve(desk: Desk, owner: str, given: dict[str, Any]) -> dict[str, 
 RESPONSES = Dialect(
     name="responses",
     path="/v1/responses",
+    prefix=PREFIX,
     about="One reply to a conversation of items, streamed or whole.",
     body=ResponsesBody,
     parse=parse,

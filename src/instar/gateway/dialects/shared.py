@@ -33,6 +33,8 @@ class Dialect:
     name: str
     """Its label in /metrics."""
     path: str
+    prefix: str
+    """Comes before a turn's id in the id of its reply."""
     about: str
     body: type[BaseModel]
     """What is read of a body, for the OpenAPI description."""
