@@ -43,7 +43,7 @@ class ScriptedEngine:
         self._script = script
         self._in_use: dict[str, int] = {}
         self._idle = asyncio.Condition()
-        self._info = EngineInfo(model=name, context=config.context, device="none")
+        self._info = EngineInfo(model=name, context=config.context, device="none", sees=config.sees)
         self._made = 0
 
     @property
@@ -153,6 +153,8 @@ def _made_up(request: Request, room: int) -> str:
     """Words that depend on the prompt, the seed and nothing else."""
     seed = hashlib.blake2b(digest_size=16)
     seed.update(repr((list(request.prompt_ids), request.sampling.seed)).encode())
+    for image in request.images:
+        seed.update(image)
     digest = seed.digest()
     # Without a stop id the reply must last until max_tokens.
     count = 12 if request.sampling.stop_ids else room

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -39,6 +39,14 @@ class Call:
     one_call: bool = False
     stream: bool = False
     include_usage: bool = False
+    prompt: str | tuple[int, ...] | None = None
+    """A raw prompt, read as it is; there are no messages then."""
+    echo: bool = False
+    """Show a raw prompt before its reply."""
+    after: str | None = None
+    """The id of a recorded turn: `messages` only go on from there."""
+    kept: dict[str, Any] = field(default_factory=dict)
+    """What the dialect wants to know again when it writes the reply."""
     options: dict[str, Any] = field(default_factory=dict)
     """Passed to the chat template, such as enable_thinking."""
     body_hints: dict[str, str] = field(default_factory=dict)
@@ -68,6 +76,54 @@ class Step:
     piece: Piece | None = None
     turn: Turn | None = None
     cached: int = 0
+    prompt_tokens: int = 0
+
+
+def continued(call: Call, turn: Turn) -> Call:
+    """The call with the conversation before it, which its client did not send again.
+
+    A first system message is the instructions of one call: a later call brings its own or none.
+    """
+    head = call.messages[:1] if call.messages[:1] and _is_system(call.messages[0]) else ()
+    before = turn.messages[1:] if turn.messages and _is_system(turn.messages[0]) else turn.messages
+    new = call.messages[len(head) :]
+    hints = {name: value for name, value in call.body_hints.items() if name not in SESSION_FIELDS}
+    return replace(
+        call,
+        messages=(*head, *before, turn.reply, *new),
+        body_hints={**hints, "session_id": turn.session},
+    )
+
+
+def _is_system(message: Message) -> bool:
+    return bool(message["role"] == "system")
+
+
+def check_tool_results(messages: Sequence[Message]) -> None:
+    """Each result answers one call, and no two calls of a message share an id."""
+    made: set[str] = set()
+    answered: set[str] = set()
+    for message in messages:
+        if message["role"] == "assistant":
+            calls = [call["id"] for call in message.get("tool_calls") or () if call.get("id")]
+            for twice in (name for at, name in enumerate(calls) if name in calls[:at]):
+                raise _bad_tool(f"Two calls of one message have the id {twice[:80]!r}.", "twice")
+            made.update(calls)
+            answered = set()
+        elif message["role"] == "tool" and (name := message.get("tool_call_id")) is not None:
+            if name not in made:
+                raise _bad_tool(
+                    f"A tool result is for the call {name[:80]!r}, which no message before it "
+                    "makes. Send the call too, or leave the result out.",
+                    "unknown",
+                )
+            if name in answered:
+                raise _bad_tool(f"The call {name[:80]!r} has two results; send one.", "twice")
+            answered.add(name)
+
+
+def _bad_tool(text: str, what: str) -> RequestError:
+    return RequestError(text, param="messages", code=f"tool_call_{what}")
 
 
 SESSION_HEADERS = (

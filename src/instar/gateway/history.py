@@ -84,10 +84,15 @@ def anchors(messages: Sequence[Message], reply: Message) -> tuple[int, ...]:
 
 def _as_told(message: Message) -> Message | None:
     """The message without its client's own text; None where nothing else is in it."""
-    if role_of(message) != "user":
+    if role_of(message) != "user" or _has_image(message):
         return message
     text = strip(text_of(message))
     return {**message, "content": text} if text else None
+
+
+def _has_image(message: Message) -> bool:
+    content = message.get("content")
+    return isinstance(content, list) and any(one.get("type") == "image_url" for one in content)
 
 
 def _digest(state: bytes, key: bytes) -> bytes:
@@ -107,7 +112,14 @@ def text_of(message: Message) -> str:
         return ""
     if isinstance(content, str):
         return content
-    return "\n".join(part.get("text") or "" for part in content)
+    return "\n".join(_part(part) for part in content)
+
+
+def _part(part: dict[str, Any]) -> str:
+    """An image counts by what it shows: its data, not the way to it."""
+    if part.get("type") != "image_url":
+        return part.get("text") or ""
+    return f"image {hashlib.blake2b(part['image_url']['url'].encode(), digest_size=16).hexdigest()}"
 
 
 def _call_key(call: dict[str, Any]) -> list[Any]:

@@ -103,6 +103,18 @@ class SessionTree:
             next_state=_next_state(messages, parent, match),
         )
 
+    def stitch_raw(self, ids: tuple[int, ...], text: str) -> Stitched:
+        """A raw prompt hangs on the longest recorded turn that it goes on from, if on any."""
+        before = [turn for turn in self._turns.values() if _starts_with(ids, turn)]
+        parent = max(before, key=lambda turn: len(turn.ids), default=None)
+        return Stitched(
+            prompt_ids=ids,
+            messages=({"role": "user", "content": text},),
+            parent=parent,
+            how="extends" if parent else "root",
+            replies=(),
+        )
+
     def _match(self, messages: Sequence[Message]) -> _Match | None:
         """The deepest recorded reply in the history, by the history that led to it."""
         spots = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
