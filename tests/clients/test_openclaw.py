@@ -31,7 +31,9 @@ from programs import MODEL, instar
 from typer.testing import CliRunner
 
 from instar.cli import app
+from instar.config import EMBEDDED_MODEL
 
+FOLDER = Path("~/.instar/models").expanduser() / EMBEDDED_MODEL
 SUMMARY = "## Goal\nTalk.\n## Progress\nTalked.\n## Next Steps\nNone.\n"
 SCRIPT: list[dict[str, object]] = [
     {"when": "Pre-compaction memory flush", "text": "NO_REPLY"},
@@ -55,7 +57,7 @@ SCRIPT: list[dict[str, object]] = [
         ],
     },
     {"when": r"core:sessions_spawn", "text": "A helper is on it."},
-    {"when": r"SLOW (\w+)", "text": "Slowly, $1. " + "word " * 400},
+    {"when": r"SLOW (\w+)", "text": "Slowly, $1. " + "word " * 180},
     {"when": r"SAY ([\w-]+)", "text": "You said $1."},
 ]
 
@@ -116,6 +118,29 @@ async def talking(tmp_path: Path, way: str) -> AsyncIterator[Talk]:
         connect(claw, served, "--remove")
         assert "instar" not in json.dumps(json.loads(file.read_text("utf-8"))["models"])
         assert before
+
+
+async def test_on_the_embedded_model(tmp_path: Path) -> None:
+    """A model that says what it likes: two turns, and the second extends the first."""
+    served = instar(tmp_path / "instar", None, f"model.checkpoint_path={FOLDER}")
+    claw = OpenClaw(tmp_path / "claw", lean=True)
+    claw.configure()
+    await served.start(180)
+    try:
+        # OpenClaw takes no model with less than 16,000 tokens; it needs about 3,000 of them here.
+        sets = ["--set", "gateway.default_max_tokens=64"]
+        connect(claw, served, "--context", "16384", *sets)
+        await claw.command("models", "set", f"instar/{EMBEDDED_MODEL}")
+        await claw.start()
+        for text in ("Why is the sky blue?", "Shorter, please."):
+            await claw.say("alpha", text)
+    finally:
+        await claw.stop()
+        await served.stop()
+    first, second = of_kind(await served.export(), "main")
+    assert (second["session"], second["parent"]) == (first["session"], first["turn"])
+    assert extends_where_it_continues([first, second]) == 1
+    assert next_states([first]) == {first["turn"]: ["user: Shorter, please."]}
 
 
 def without_plugin(file: Path, *, affinity: bool) -> None:
