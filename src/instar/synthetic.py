@@ -16,6 +16,8 @@ class Synthetic(NamedTuple):
     """One kind of text that no person typed."""
 
     what: str
+    mark: str
+    """Text without this has none of it: looking for it is quicker than matching."""
     pattern: re.Pattern[str]
     keeps: str = ""
     """What stays of a match, as a replacement; a wrapper keeps what it wraps."""
@@ -27,18 +29,25 @@ _LINES = re.MULTILINE
 SYNTHETIC: tuple[Synthetic, ...] = (
     Synthetic(
         "OpenClaw's internal context",
+        "<<<BEGIN_OPENCLAW",
         re.compile(
             r"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>.*?(?:<<<END_OPENCLAW_INTERNAL_CONTEXT>>>|\Z)",
             _BLOCK,
         ),
     ),
-    Synthetic("other marked blocks", re.compile(r"<<<BEGIN_([A-Z_]+)>>>.*?<<<END_\1>>>", _BLOCK)),
+    Synthetic(
+        "other marked blocks",
+        "<<<BEGIN_",
+        re.compile(r"<<<BEGIN_([A-Z_]+)>>>.*?<<<END_\1>>>", _BLOCK),
+    ),
     Synthetic(
         "a reminder of the client",
+        "<system",
         re.compile(r"<(system[-_]reminder)>.*?(?:</\1>|\Z)", _BLOCK),
     ),
     Synthetic(
         "facts about the machine",
+        "<",
         re.compile(
             r"<(environment_context|environment_details|user_instructions|ide_[a-z_]+)>.*?"
             r"(?:</\1>|\Z)",
@@ -47,6 +56,7 @@ SYNTHETIC: tuple[Synthetic, ...] = (
     ),
     Synthetic(
         "a queued message, told again after a retry",
+        "[Queued user message",
         re.compile(
             r"\[Queued user message[^\]]*\]\s*(.*?)\s*"
             r"(?:Continue the current task from the existing transcript.*|\Z)",
@@ -56,23 +66,29 @@ SYNTHETIC: tuple[Synthetic, ...] = (
     ),
     Synthetic(
         "a timestamp before the message",
+        "[",
         re.compile(
             r"^\[(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) )?\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d)?"
             r"(?: ?(?:[A-Z]{1,5}|[+-]\d\d:?\d\d|GMT[+-]\d+))?\] ?",
             _LINES,
         ),
     ),
-    Synthetic("OpenClaw's runtime line", re.compile(r"^Runtime: agent=.*$\n?", _LINES)),
+    Synthetic(
+        "OpenClaw's runtime line", "Runtime: agent=", re.compile(r"^Runtime: agent=.*$\n?", _LINES)
+    ),
     Synthetic(
         "the summary that stands for a compacted history",
+        "The conversation history before this point",
         re.compile(
             r"\AThe conversation history before this point was compacted into the following "
             r"summary:.*?(?:</summary>|\Z)",
             _BLOCK,
         ),
     ),
-    Synthetic("training marks", re.compile(r"^\[RL-TRAINING-META\].*$\n?", _LINES)),
-    Synthetic("message ids", re.compile(r"^\[message_id: [^\]\n]*\]$\n?", _LINES)),
+    Synthetic(
+        "training marks", "[RL-TRAINING-META]", re.compile(r"^\[RL-TRAINING-META\].*$\n?", _LINES)
+    ),
+    Synthetic("message ids", "[message_id: ", re.compile(r"^\[message_id: [^\]\n]*\]$\n?", _LINES)),
 )
 
 
@@ -97,7 +113,8 @@ ERRANDS: tuple[tuple[str, re.Pattern[str]], ...] = (
 def unwrap(text: str) -> str:
     """The text without what stands around what was said."""
     for one in SYNTHETIC:
-        text = one.pattern.sub(one.keeps, text)
+        if one.mark in text:
+            text = one.pattern.sub(one.keeps, text)
     return text.strip()
 
 

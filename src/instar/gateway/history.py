@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -47,19 +47,9 @@ def chain(messages: Sequence[Message], *, system: bool = True, told: bool = Fals
     With `told`, text that no person typed is ignored as well. Entry i stands for
     messages[: i + 1].
     """
-    out = []
     state = _TOLD if told else _EMPTY if system else _LOOSE
-    for message in messages:
-        seen = _as_told(message) if told else message
-        if seen is not None and ((system and not told) or role_of(message) != "system"):
-            state = _digest(state, message_key(seen))
-        out.append(int.from_bytes(state, "little", signed=True))
-    return out
-
-
-def chains(messages: Sequence[Message]) -> tuple[list[int], list[int], list[int]]:
-    """The strict chain, the one without system text, and the told one: most certain first."""
-    return chain(messages), chain(messages, system=False), chain(messages, told=True)
+    keys = _keys(messages, system=system, told=told)
+    return [_number(state := state if key is None else _digest(state, key)) for key in keys]
 
 
 def said(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -75,11 +65,35 @@ def anchors(messages: Sequence[Message], reply: Message) -> tuple[int, ...]:
     end each request with one that they never send again; the history without system text, since
     some clients rewrite that on each call; only what was said, for those that rewrite more.
     """
-    exact = chain([*messages, reply])[-1]
-    trunk = chain([*messages[:-1], reply])[-1]
-    loose = chain([*messages, reply], system=False)[-1]
-    told = chain([*messages, reply], told=True)[-1]
-    return exact, trunk, loose, told
+    answer = message_key(reply)
+    strict = _last_two(_keys(messages), _EMPTY)
+    loose = _last_two(_keys(messages, system=False), _LOOSE)
+    told = _last_two(_keys(messages, told=True), _TOLD)
+    ends = (strict[0], strict[1], loose[0], told[0])
+    exact, trunk, no_system, only_told = (_number(_digest(state, answer)) for state in ends)
+    return exact, trunk, no_system, only_told
+
+
+def _keys(
+    messages: Sequence[Message], *, system: bool = True, told: bool = False
+) -> Iterator[bytes | None]:
+    """The key of each message; None for one that is left out."""
+    for message in messages:
+        seen = _as_told(message) if told else message
+        left_out = (told or not system) and role_of(message) == "system"
+        yield None if seen is None or left_out else message_key(seen)
+
+
+def _last_two(keys: Iterable[bytes | None], state: bytes) -> tuple[bytes, bytes]:
+    """The state after all messages, and after all but the last."""
+    before = state
+    for key in keys:
+        before, state = state, state if key is None else _digest(state, key)
+    return state, before
+
+
+def _number(state: bytes) -> int:
+    return int.from_bytes(state, "little", signed=True)
 
 
 def _as_told(message: Message) -> Message | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from instar.errors import StoreError
-from instar.gateway.history import chains, role_of, text_of
+from instar.gateway.history import chain, role_of, text_of
 from instar.gateway.stitch import SessionTree
 from instar.ids import new_id
 from instar.protocols import Store
@@ -119,10 +119,13 @@ class SessionBook:
         if not spots:
             return None
         recent = list(reversed(spots))[:_LOOK_BACK]
-        numbers = [kind[at] for kind in chains(messages) for at in recent]
-        for number in numbers:
-            if name := self._by_anchor.get((owner, number)):
-                return name
+        numbers: list[int] = []
+        for how in ({}, {"system": False}, {"told": True}):
+            kind = chain(messages, **how)
+            numbers += [kind[at] for at in recent]
+            for at in recent:
+                if name := self._by_anchor.get((owner, kind[at])):
+                    return name
         turn = await self._store.find(owner, numbers)
         return turn.session if turn else None
 

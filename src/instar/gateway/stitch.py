@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from instar.gateway.history import chains, message_key, said
+from instar.gateway.history import chain, message_key, said
 from instar.protocols import Renderer
 from instar.types import Message, NextState, Tool, Turn
 
@@ -120,13 +120,21 @@ class SessionTree:
         spots = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
         if not spots:
             return None
-        numbers = chains(messages)
+        strict, loose = chain(messages), chain(messages, system=False)
+        found = self._deepest(spots, strict, loose)
+        if found is None or not found.last:
+            # Told differently, perhaps: dearer to look for, and seldom needed.
+            told = self._deepest(spots, chain(messages, told=True))
+            found = told if found is None or (told and told.at > found.at) else found
+        return found or self._compacted(messages, spots[-1])
+
+    def _deepest(self, spots: Sequence[int], *chains: Sequence[int]) -> _Match | None:
         for at in reversed(spots):
-            for kind in numbers:
-                turn = self._turns.get(self._by_anchor.get(kind[at], ""))
+            for numbers in chains:
+                turn = self._turns.get(self._by_anchor.get(numbers[at], ""))
                 if turn is not None:
-                    return _Match(turn=turn, at=at, last=at == spots[-1], number=kind[at])
-        return self._compacted(messages, spots[-1])
+                    return _Match(turn=turn, at=at, last=at == spots[-1], number=numbers[at])
+        return None
 
     def _compacted(self, messages: Sequence[Message], at: int) -> _Match | None:
         """The session's newest reply, where a summary stands for all that led to it.
