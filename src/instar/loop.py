@@ -257,6 +257,7 @@ def _assemble(
         metrics=metrics,
         ready=lambda: _not_ready(engine),
         close_session=close_session,
+        turn=store.turn,
         feedback=partial(_feedback, store),
         refresh=refresh,
     )

@@ -90,13 +90,16 @@ class Renderer(Protocol):
         """Prompt ids for these messages. `replies` maps positions to what was sampled there."""
         ...
 
-    def reader(
-        self, *, tools: bool, thinking: bool, stop: Sequence[str], one_call: bool
-    ) -> ReplyReader:
-        """A fresh reader for one reply."""
+    def raw(self, prompt: str | Sequence[int]) -> tuple[tuple[int, ...], str]:
+        """Ids and text of a prompt that is read as it is, without a template."""
         ...
 
-    def token_text(self, token: int) -> str: ...
+    def reader(
+        self, *, tools: bool, thinking: bool, stop: Sequence[str], one_call: bool, raw: bool
+    ) -> ReplyReader:
+        """A fresh reader for one reply; `raw` takes all of it for text."""
+        ...
+
     def token_bytes(self, token: int) -> bytes: ...
 
 

@@ -60,6 +60,11 @@ class Request:
     """A hint for cache reuse; an engine may ignore it."""
     version: str | None = None
     """None means the version that is live when the request starts."""
+    images: tuple[bytes, ...] = ()
+    """PNG, JPEG, GIF or WebP files, one for each place that the prompt has for an image.
+
+    The prompt has one token a place; how many an image takes is the engine's business.
+    """
     stream: bool = True
     """False: nobody watches the reply grow, so an engine may answer in one piece."""
 
@@ -110,6 +115,8 @@ class EngineInfo:
     """False while the engine is being started again after it died."""
     logprobs_scaled: bool = True
     """False where the engine can only give log-probs at temperature 1 (a foreign vLLM server)."""
+    sees: bool = False
+    """Whether a request may carry images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +193,13 @@ class Turn:
     @property
     def ids(self) -> tuple[int, ...]:
         return self.prompt_ids + self.sampled_ids
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the model was shown more than the prompt's tokens."""
+        contents = (message.get("content") for message in self.messages)
+        parts = (part for content in contents if isinstance(content, list) for part in content)
+        return any(part.get("type") == "image_url" for part in parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

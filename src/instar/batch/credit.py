@@ -126,6 +126,9 @@ def _excluded(one: Judged, settings: CreditSettings) -> str | None:
         return "cancelled"
     if not turn.sampled_ids:
         return "empty"
+    if turn.has_images:
+        # The trainer reads tokens only: without the image it would see another prompt.
+        return "images"
     if one.age > settings.max_age:
         return "stale"
     if turn.finish == "length" and settings.truncated == "drop":

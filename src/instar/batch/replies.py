@@ -34,6 +34,8 @@ class ReplyRules:
     stop: tuple[str, ...] = ()
     one_call: bool = False
     """The client wants at most one tool call a turn."""
+    raw: bool = False
+    """All of the reply is text, whatever it looks like."""
 
 
 class ReplyReader:
@@ -45,6 +47,8 @@ class ReplyReader:
         self._scanner = StopScanner(rules.stop)
         self._rules = rules
         self._state: _State = "reasoning" if rules.thinking else "start"
+        if rules.raw:
+            self._state = "content"
         self._held = ""
         self._gap = ""
         """Blank space before what may be a call."""

@@ -136,7 +136,8 @@ class TurnStore:
     # What the command line, the judge and the trainer need.
 
     async def turn(self, owner: str, turn: str) -> Turn | None:
-        found = await self.read(lambda c: reader.turn_by_id(c, turn))
+        """One turn, also while it is on its way to the disk."""
+        found = self._pending.get(turn) or await self.read(lambda c: reader.turn_by_id(c, turn))
         return found if found is not None and found.owner == owner else None
 
     async def sessions(
