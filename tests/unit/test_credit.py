@@ -212,6 +212,7 @@ def test_an_extreme_gap_to_the_teacher_is_clipped() -> None:
         ({"no_train": True}, "private"),
         ({"age": 5}, "stale"),
         ({"size": 0}, "empty"),
+        ({"messages": ({"role": "user", "content": [{"type": "image_url"}]},)}, "images"),
     ],
 )
 def test_turns_that_must_not_be_trained_are_left_out_and_counted(

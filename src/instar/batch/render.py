@@ -77,6 +77,7 @@ class ChatRenderer:
         self._cache = _TextCache(cache_chars)
         self.eos_ids = tuple(eos_ids)
         self.native_tools = self._knows_tools()
+        self._late_system = self._takes_late_system()
         # A template that never speaks of thinking cannot mean to drop it.
         self._thoughts = "</think>" in template.source or "reasoning" in template.source
         self.splits = self._splits_cleanly()
@@ -206,7 +207,7 @@ class ChatRenderer:
     ) -> str:
         try:
             ready = [
-                self._marked(at, replies[at]) if at in replies else self._prepare(message)
+                self._marked(at, replies[at]) if at in replies else self._prepare(message, at)
                 for at, message in enumerate(messages)
             ]
         except RecursionError as error:
@@ -223,9 +224,11 @@ class ChatRenderer:
             message["reasoning_content"] = f"{_THOUGHT}{at}{_END}"
         return message
 
-    def _prepare(self, message: Message) -> Message:
+    def _prepare(self, message: Message, at: int) -> Message:
         """The form templates expect: text content, arguments as objects, no developer role."""
         role = "system" if message["role"] == "developer" else message["role"]
+        if role == "system" and at and not self._late_system:
+            role = "user"
         rest = {name: value for name, value in message.items() if name != "content"}
         out: Message = {**self._guard_all(rest), "role": role, "content": self._content(message)}
         if role == "assistant" and message.get("tool_calls"):
@@ -302,6 +305,14 @@ class ChatRenderer:
         except RequestError:
             return False
         return "probe_tool" in text
+
+    def _takes_late_system(self) -> bool:
+        """Whether a system message may stand after others: agents send some, templates differ."""
+        try:
+            text = self.template.text([*_PROBE[:2], {"role": "system", "content": "probe_late"}])
+        except RequestError:
+            return False
+        return "probe_late" in text
 
     def _splits_cleanly(self) -> bool:
         """Whether tokenising between special tokens equals tokenising the whole."""
