@@ -107,7 +107,7 @@ class FakeEngine(Section):
     type: Literal["fake"] = "fake"
     """Which engine draws the replies."""
     script: Folder | None = None
-    """Replies in order, one JSON object a line: text, tool_calls, reasoning."""
+    """Replies in order, one JSON object a line: text, tool_calls, reasoning, session (pattern)."""
     context: int = Field(default=65536, ge=16)
     """Longest prompt plus reply, in tokens."""
     delay_ms: float = Field(default=0.0, ge=0)
@@ -279,6 +279,8 @@ class RolloutConfig(Section):
     """Conversations held at once."""
     batch_size: int = Field(default=32, ge=1)
     """Conversations a round."""
+    step_timeout_s: float = Field(default=120, gt=0)
+    """How long an environment may take over one step; after that the attempt does not count."""
 
 
 class ProbeJudge(Section):

@@ -67,7 +67,7 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Apart]:
 
 OPERATIONS = (
     *("POST /v1/chat/completions", "POST /v1/session/done", "GET /v1/models"),
-    "POST /v1/feedback",
+    *("POST /v1/feedback", "POST /v1/attempts", "GET /v1/attempts"),
     *("GET /healthz", "GET /readyz", "GET /metrics"),
 )
 

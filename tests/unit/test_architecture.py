@@ -21,8 +21,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("config", "config_yaml", "config_load"),
     STAGES,
     ("backends", "envs"),
-    ("loop", "learn"),
-    ("demo",),
+    ("loop", "learn", "launch"),
+    ("demo", "playing"),
     ("cli", "commands", "dashboard", "status", "rollouts", "test_rollout", "__main__"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

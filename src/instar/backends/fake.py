@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +41,14 @@ class ScriptedEngine:
     """An Engine whose replies are known beforehand."""
 
     def __init__(
-        self, config: FakeEngine, tokenizer: Tokenizer, name: str, script: list[str]
+        self, config: FakeEngine, tokenizer: Tokenizer, name: str, script: list[ScriptLine]
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
-        self._script = script
+        self._script = [line.reply() for line in script if line.session is None]
+        self._by_session = [(line.session, line.reply()) for line in script if line.session]
         self._asked = 0
+        self._asked_by: Counter[str] = Counter()
         self._in_use: dict[str, int] = {}
         self._idle = asyncio.Condition()
         self._info = EngineInfo(model=name, context=config.context, device="none")
@@ -127,13 +131,22 @@ class ScriptedEngine:
         return pieces
 
     def _reply_ids(self, request: Request, room: int) -> list[int]:
-        if self._asked < len(self._script):
-            text = self._script[self._asked]
-            self._asked += 1
-        else:
+        text = self._scripted(request.session)
+        if text is None:
             text = _made_up(request, room)
         end = request.sampling.stop_ids[:1]
         return [*self._tokenizer.encode(text, add_special_tokens=False).ids, *end]
+
+    def _scripted(self, session: str) -> str | None:
+        """The next line for this session, else the next for anybody."""
+        own = [reply for pattern, reply in self._by_session if fnmatchcase(session, pattern)]
+        if self._asked_by[session] < len(own):
+            self._asked_by[session] += 1
+            return own[self._asked_by[session] - 1]
+        if self._asked < len(self._script):
+            self._asked += 1
+            return self._script[self._asked - 1]
+        return None
 
 
 def _cut(
@@ -167,10 +180,14 @@ def _logprob(token: int) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
+class ScriptLine:
+    """One reply of a script."""
+
     text: str = ""
     tool_calls: tuple[dict[str, Any], ...] = ()
     reasoning: str = ""
+    session: str | None = None
+    """For sessions of this pattern only (`*` is anything): each goes through its lines in order."""
 
     def reply(self) -> str:
         """As a model of the Hermes family would write it."""
@@ -182,7 +199,7 @@ class _Line:
         return head + "\n".join([self.text] * bool(self.text) + calls)
 
 
-def read_script(file: Path | None) -> list[str]:
+def read_script(file: Path | None) -> list[ScriptLine]:
     """The replies of a script file; an unusable line is named."""
     if file is None:
         return []
@@ -193,15 +210,15 @@ def read_script(file: Path | None) -> list[str]:
         if not line.strip():
             continue
         entry = _read_object(line, f"{file.name} line {number}")
-        unknown = entry.keys() - {"text", "tool_calls", "reasoning"}
+        unknown = entry.keys() - {"text", "tool_calls", "reasoning", "session"}
         if unknown:
             raise ConfigError(
                 f"{file.name} line {number} has {', '.join(sorted(unknown))}; "
-                "known are text, tool_calls, reasoning"
+                "known are text, tool_calls, reasoning, session"
             )
         calls = tuple(entry.get("tool_calls") or ())
         given = {"text": entry.get("text") or "", "reasoning": entry.get("reasoning") or ""}
-        replies.append(_Line(tool_calls=calls, **given).reply())
+        replies.append(ScriptLine(tool_calls=calls, session=entry.get("session"), **given))
     return replies
 
 

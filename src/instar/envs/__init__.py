@@ -14,7 +14,9 @@ from typing import Any
 from instar.errors import ConfigError
 from instar.protocols import Environment
 
-ENVIRONMENTS: dict[str, str] = {}
+ENVIRONMENTS: dict[str, str] = {
+    "tau": "instar.envs.tau",
+}
 """Modules that are imported only when chosen; each has `open_environment(options)`."""
 
 

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from instar import __version__
 from instar.config import GatewayConfig
 from instar.errors import InstarError, RequestError, StoreError
+from instar.gateway.attempts import AttemptDesk, add_attempts
 from instar.gateway.auth import Access
 from instar.gateway.call import Call, Hints, Step, read_hints
 from instar.gateway.dialects import chat
@@ -46,6 +47,7 @@ class Deps:
     """None when a request would be served now, else why not."""
     close_session: Callable[[str, str], Awaitable[bool]]
     feedback: Give
+    attempts: AttemptDesk
     refresh: Callable[[], None]
     """Brings gauges up to date before they are shown."""
 
@@ -57,6 +59,7 @@ def create_app(deps: Deps) -> FastAPI:
     _add_chat(app, deps)
     _add_sessions(app, deps)
     add_feedback(app, deps.access, deps.feedback, statuses=_STATUSES)
+    add_attempts(app, deps.access, deps.attempts, statuses=_STATUSES)
     _add_info(app, deps)
     return app
 
@@ -209,7 +212,7 @@ _STATUSES: dict[int | str, str] = {
 
 def _route(request: Request) -> str:
     known = {"/v1/chat/completions": "chat", "/v1/session/done": "session_done"}
-    known["/v1/feedback"] = "feedback"
+    known |= {"/v1/feedback": "feedback", "/v1/attempts": "attempts"}
     return known.get(request.url.path, "other")
 
 

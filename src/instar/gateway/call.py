@@ -51,6 +51,8 @@ class Hints:
     kind: Kind | None = None
     no_train: bool = False
     done: bool = False
+    group: str | None = None
+    """Of an attempt at a task: attempts of one group are compared with each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,14 @@ def read_hints(headers: Mapping[str, str], body: Mapping[str, str]) -> Hints:
         kind=_kind(kind),
         no_train=flag(headers.get("x-no-train") or body.get("no_train")),
         done=flag(headers.get("x-session-done") or body.get("session_done")),
+        group=name_in(headers, "x-group-id"),
     )
+
+
+def name_in(headers: Mapping[str, str], name: str) -> str | None:
+    """A name that a header gives, or None where it gives none."""
+    found = headers.get(name)
+    return _session_id(found, name) if found else None
 
 
 def flag(value: str | None) -> bool:
@@ -100,7 +109,7 @@ def _session_id(value: str, name: str) -> str:
     if len(value) > MAX_SESSION_ID or _CONTROL.search(value) or not value:
         raise RequestError(
             f"{name} has {len(value)} characters"
-            f"{' and control characters' if _CONTROL.search(value) else ''}; a session id is 1 to "
+            f"{' and control characters' if _CONTROL.search(value) else ''}; it must be 1 to "
             f"{MAX_SESSION_ID} printable characters",
             param=name,
         )

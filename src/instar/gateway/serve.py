@@ -253,6 +253,7 @@ class TurnServer:
             replies=stitched.replies,
             anchors=anchors(stitched.messages, reply),
             no_train=draft.hints.no_train,
+            group=draft.hints.group,
             logprobs_scaled=info.logprobs_scaled or draft.sampling.temperature in (0.0, 1.0),
             created=draft.started,
         )
