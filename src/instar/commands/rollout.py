@@ -83,7 +83,7 @@ OneVersion = Annotated[
 
 TRAINS = (
     "training.method=binary",
-    "training.max_wait_s=10",
+    "training.max_wait_s=60",
     "rollout_config.collection_mode=sync",
 )
 """What `--train` sets unless told otherwise: outcomes are rewards and there are few hints."""

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from instar.record import codec
-from instar.record.schema import attempts, trained
+from instar.record.schema import attempts, trained, turns
 from instar.record.store import TurnStore
 from instar.types import Attempt
 
@@ -46,11 +46,43 @@ class AttemptBook:
             lambda c: len([one for one in _complete(c, owner, None) if one[1] == run])
         )
 
-    async def groups(self, owner: str, *, limit: int) -> list[list[Attempt]]:
-        """Complete groups that trained nothing yet, oldest first, each in its own order."""
+    async def groups(self, owner: str, *, limit: int, judged: bool = False) -> list[list[Attempt]]:
+        """Complete groups that trained nothing yet, oldest first, each in its own order.
+
+        `judged` leaves those out of which a step still waits for the judge.
+        """
 
         def query(connection: sa.Connection) -> list[list[Attempt]]:
-            names = [name for name, _ in _complete(connection, owner, limit)]
+            open_ones = _unjudged(connection, owner) if judged else set()
+            names = [name for name, _ in _complete(connection, owner, limit + len(open_ones))]
+            names = [name for name in names if name not in open_ones][:limit]
+            return in_groups(find(connection, owner, attempts.c.group_id, names), names)
+
+        return await self._store.read(query)
+
+    async def held_since(self, owner: str, used: str) -> int:
+        """How many attempts this became of since something else became of one."""
+        mine = attempts.c.owner == owner
+        last = sa.select(sa.func.coalesce(sa.func.max(attempts.c.created), 0.0)).where(
+            mine, attempts.c.used != used
+        )
+        query = sa.select(sa.func.count()).where(
+            mine, attempts.c.used == used, attempts.c.created > last.scalar_subquery()
+        )
+        return await self._store.read(lambda c: int(c.scalar(query) or 0))
+
+    async def latest(self, owner: str, used: str, *, limit: int) -> list[list[Attempt]]:
+        """The newest groups that this became of."""
+
+        def query(connection: sa.Connection) -> list[list[Attempt]]:
+            newest = (
+                sa.select(attempts.c.group_id)
+                .where(attempts.c.owner == owner, attempts.c.used == used)
+                .group_by(attempts.c.group_id)
+                .order_by(sa.func.max(attempts.c.created).desc(), attempts.c.group_id)
+                .limit(limit)
+            )
+            names = list(connection.scalars(newest))
             return in_groups(find(connection, owner, attempts.c.group_id, names), names)
 
         return await self._store.read(query)
@@ -115,6 +147,12 @@ def _complete(connection: sa.Connection, owner: str, limit: int | None) -> list[
     return [(row[0], row[1]) for row in connection.execute(query)]
 
 
+def _unjudged(connection: sa.Connection, owner: str) -> set[str]:
+    """Groups with a turn that waits for the judge."""
+    waits = sa.text("ready = 1"), turns.c.owner == owner, turns.c.group_id.is_not(None)
+    return set(connection.scalars(sa.select(turns.c.group_id).where(*waits).distinct()))
+
+
 def _add(connection: sa.Connection, attempt: Attempt) -> Attempt:
     place = (
         (attempts.c.owner == attempt.owner)
@@ -148,7 +186,7 @@ def _encode(attempt: Attempt) -> dict[str, Any]:
 
 
 def _decode(row: Mapping[Any, Any]) -> Attempt:
-    turns, details = codec.unpack_json(row["about"])
+    played, details = codec.unpack_json(row["about"])
     return Attempt(
         owner=row["owner"],
         session=row["session"],
@@ -160,7 +198,7 @@ def _decode(row: Mapping[Any, Any]) -> Attempt:
         size=row["size"],
         status=row["status"],
         reward=row["reward"],
-        turns=tuple(turns),
+        turns=tuple(played),
         details=details,
         created=row["created"],
         used=row["used"],
