@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from instar.envs.tau import inspect_world
 from instar.envs.tau.shop import Shop
 from instar.envs.tau.users import (
     HumanUser,
@@ -59,7 +60,12 @@ async def _open_world(domain: str, options: dict[str, Any]) -> AsyncIterator[Wor
     if domain == "shop":
         yield Shop()
         return
-    raise ConfigError(f"tau has no domain {domain!r}; there is shop")
+    if domain in inspect_world.DOMAINS:
+        async with inspect_world.open_world(domain, options) as world:
+            yield world
+        return
+    known = ", ".join(("shop", *inspect_world.DOMAINS))
+    raise ConfigError(f"tau has no domain {domain!r}; there are {known}")
 
 
 class TauEnvironment:
