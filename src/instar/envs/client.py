@@ -48,6 +48,9 @@ class Reply:
     turn: str
     tokens: int
     version: str
+    prompt_ids: tuple[int, ...] = ()
+    sampled_ids: tuple[int, ...] = ()
+    """Both only where the request asked for them (return_token_ids)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +124,8 @@ class GatewayClient:
             turn=str(found["id"]).removeprefix("chatcmpl-"),
             tokens=int(found["usage"]["completion_tokens"]),
             version=str(found.get("system_fingerprint") or ""),
+            prompt_ids=tuple(found.get("prompt_token_ids") or ()),
+            sampled_ids=tuple(choice.get("token_ids") or ()),
         )
 
     async def tell(self, attempt: Attempt) -> bool:

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, TypeVar
 
-from instar.envs.client import Draw, GatewayClient, Talk
+from instar.envs.client import Draw, GatewayClient, Reply, Talk
 from instar.errors import ConfigError, ContextError, EnvironmentFailure, ReplyError, RequestError
 from instar.protocols import Environment
-from instar.types import AttemptStatus, Message
+from instar.types import AttemptStatus, Message, Tool
 
 T = TypeVar("T")
 
@@ -40,12 +40,17 @@ class Played:
     reward: float | None = None
     details: dict[str, Any] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
-    turns: list[str] = field(default_factory=list)
-    """Replies that were acted on."""
+    replies: list[Reply] = field(default_factory=list)
     tokens: int = 0
+    tools: list[Tool] = field(default_factory=list)
     seconds: float = 0.0
     acting_s: float = 0.0
     """Of those, spent in the environment."""
+
+    @property
+    def turns(self) -> tuple[str, ...]:
+        """The ids of the replies that were acted on."""
+        return tuple(reply.turn for reply in self.replies)
 
 
 async def play(
@@ -95,12 +100,12 @@ class _Attempt:
 
     async def run(self, task: str, seed: int) -> None:
         played = self.played
-        played.messages, tools = await self._act(self._environment.reset(task))
+        played.messages, played.tools = await self._act(self._environment.reset(task))
         for turn in range(self._limits.max_turns):
             try:
                 reply = await self._client.reply(
                     played.messages,
-                    tools,
+                    played.tools,
                     talk=self._talk,
                     draw=self._draw,
                     seed=draw_seed(seed, task, turn),
@@ -109,7 +114,7 @@ class _Attempt:
                 return await self._cut(str(error))
             except RequestError as error:
                 raise EnvironmentFailure(f"the gateway refused a request: {error}") from error
-            played.turns.append(reply.turn)
+            played.replies.append(reply)
             played.tokens += reply.tokens
             played.messages.append(reply.message)
             if reply.finish == "length":

@@ -13,7 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from instar.envs import open_environment
@@ -213,13 +213,7 @@ class Runner:
     async def _played(self, environment: Environment, job: Job) -> tuple[str, Played]:
         session = f"{job.group}/{job.number}-{secrets.token_hex(3)}"
         draw = self._plan.draw
-        if self._one_call and not draw.one_call:
-            draw = Draw(
-                max_tokens=draw.max_tokens,
-                temperature=draw.temperature,
-                one_call=True,
-                options=draw.options,
-            )
+        draw = replace(draw, one_call=draw.one_call or self._one_call)
         played = await play(
             environment,
             job.task,
@@ -247,7 +241,7 @@ class Runner:
             size=plan.group,
             status=played.status,
             reward=played.reward,
-            turns=tuple(played.turns),
+            turns=played.turns,
             details={
                 **played.details,
                 "tokens": played.tokens,

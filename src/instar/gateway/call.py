@@ -34,6 +34,8 @@ class Call:
     logprobs: bool = False
     top_logprobs: int = 0
     one_call: bool = False
+    return_ids: bool = False
+    """Send the prompt's and the reply's token ids along with a whole reply."""
     stream: bool = False
     include_usage: bool = False
     options: dict[str, Any] = field(default_factory=dict)

@@ -180,7 +180,8 @@ class TurnServer:
             sampling=draft.sampling,
             session=draft.session.id,
             version=weights,
-            stream=draft.call.stream,
+            # What comes after the one call that is wanted is best not drawn at all.
+            stream=draft.call.stream or draft.call.one_call,
         )
         finish: Finish | None = None
         ended = False
@@ -224,10 +225,20 @@ class TurnServer:
         if not draft.ids:
             draft.cached = piece.cached
             self._metrics.first_token.observe(time.time() - draft.started)
-        draft.ids.extend(piece.ids)
-        draft.logprobs.extend(piece.logprobs)
         self._metrics.rate.add(len(piece.ids))
-        return draft.reader.push(piece.ids)
+        if not draft.call.one_call:
+            draft.ids.extend(piece.ids)
+            draft.logprobs.extend(piece.logprobs)
+            return draft.reader.push(piece.ids)
+        # After the one call that is wanted nothing is kept: the next prompt goes on from there.
+        deltas = []
+        for token, logprob in zip(piece.ids, piece.logprobs, strict=True):
+            deltas += draft.reader.push([token])
+            if draft.reader.done:
+                break
+            draft.ids.append(token)
+            draft.logprobs.append(logprob)
+        return deltas
 
     def _turn(self, draft: _Draft, finish: Finish, reply: Message) -> Turn:
         call, stitched, info = draft.call, draft.stitched, self._engine.info

@@ -1,8 +1,8 @@
 """tau: an agent serves a customer with tools, after the rules of a domain.
 
 Domains: `shop` comes with instar; `airline`, `retail` and `telecom` are those of tau2-bench, read
-from the package inspect-evals; `tau_bench/airline` and the like are Sierra's own packages, where
-they are installed. Customers: `rule`, `script`, `llm`, `litellm`, `human`.
+from the package inspect-evals; `tau2/airline`, `tau_bench/airline` and the like are Sierra's own
+packages, where they are installed. Customers: `rule`, `script`, `llm`, `litellm`, `human`.
 
 Example:
     async with open_environment({"domain": "shop"}) as environment:
@@ -11,12 +11,12 @@ Example:
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from instar.envs.tau import inspect_world
+from instar.envs.tau import worker_world
+from instar.envs.tau.replies import NOT_MADE, read_call, said_to_user, told
 from instar.envs.tau.shop import Shop
 from instar.envs.tau.users import (
     HumanUser,
@@ -27,13 +27,17 @@ from instar.envs.tau.users import (
     http_complete,
     litellm_complete,
 )
-from instar.envs.tau.world import ENDINGS, TRANSFER, Action, Domain, Scenario, World
-from instar.errors import ConfigError, EnvironmentFailure, ReplyError
+from instar.envs.tau.world import (
+    ENDINGS,
+    INSTRUCTION,
+    TRANSFER,
+    Action,
+    Domain,
+    Scenario,
+    World,
+)
+from instar.errors import ConfigError, EnvironmentFailure
 from instar.types import Message, Tool
-
-INSTRUCTION = """You are a customer service agent that helps the user according to the policy below.
-In each turn you either send a message to the user or make one tool call, never both. Changes are
-made by tools only: tell the user that something is done once a tool has said so."""
 
 OPTIONS = (
     *("domain", "user", "lines", "user_url", "user_model", "user_key", "user_temperature"),
@@ -60,11 +64,11 @@ async def _open_world(domain: str, options: dict[str, Any]) -> AsyncIterator[Wor
     if domain == "shop":
         yield Shop()
         return
-    if domain in inspect_world.DOMAINS:
-        async with inspect_world.open_world(domain, options) as world:
+    if domain in worker_world.DOMAINS:
+        async with worker_world.open_world(domain, options) as world:
             yield world
         return
-    known = ", ".join(("shop", *inspect_world.DOMAINS))
+    known = ", ".join(("shop", *worker_world.DOMAINS))
     raise ConfigError(f"tau has no domain {domain!r}; there are {known}")
 
 
@@ -105,9 +109,7 @@ class TauEnvironment:
     async def step(self, reply: Message) -> tuple[list[Message], bool]:
         if calls := reply.get("tool_calls"):
             return await self._call(calls)
-        text = str(reply.get("content") or "").strip()
-        if not text or "<tool_call>" in text:
-            raise ReplyError(f"the reply is no message to the user and no tool call: {text[:200]}")
+        text = said_to_user(reply)
         if self._user is None:
             raise EnvironmentFailure("step was called before reset")
         self._said.append(text)
@@ -128,24 +130,12 @@ class TauEnvironment:
 
     async def _call(self, calls: list[dict[str, Any]]) -> tuple[list[Message], bool]:
         """Make the first call; more than one a turn are told that they were not made."""
-        name = str(calls[0]["function"]["name"])
-        try:
-            given = json.loads(calls[0]["function"].get("arguments") or "{}")
-        except ValueError:
-            given = None
-        if isinstance(given, dict):
-            output = await self._world.call(Action(name=name, arguments=given))
-        else:
-            output = "Error: the arguments are no JSON object"
-        messages = [_answer(calls[0], name, output[:MAX_OUTPUT])]
-        late = "Error: one tool call at a time; this one was not made"
-        messages += [_answer(call, str(call["function"]["name"]), late) for call in calls[1:]]
+        name, given, wrong = read_call(calls[0])
+        output = wrong or await self._world.call(Action(name=name, arguments=given))
+        messages = [told(calls[0], name, output[:MAX_OUTPUT])]
+        messages += [told(call, read_call(call)[0], NOT_MADE) for call in calls[1:]]
         self._done = name == TRANSFER and not output.startswith("Error")
         return messages, self._done
-
-
-def _answer(call: dict[str, Any], name: str, output: str) -> Message:
-    return {"role": "tool", "tool_call_id": call.get("id", ""), "name": name, "content": output}
 
 
 def user_maker(options: dict[str, Any], domain: str) -> MakeUser:

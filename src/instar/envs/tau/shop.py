@@ -72,7 +72,7 @@ def _database() -> dict[str, dict[str, Any]]:
             "phone": f"555-0{100 + who}",
             "kind": kind,
             "day": day,
-            "helmet": chance.random() < 0.2,
+            "helmet": False,
             "status": "booked",
         }
     return found

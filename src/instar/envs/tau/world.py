@@ -22,6 +22,11 @@ TRANSFER = "transfer_to_human_agents"
 """The tool that hands the customer over: nothing that follows could count."""
 
 
+INSTRUCTION = """You are a customer service agent that helps the user according to the policy below.
+In each turn you either send a message to the user or make one tool call, never both. Changes are
+made by tools only: tell the user that something is done once a tool has said so."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
     """A call of a tool."""

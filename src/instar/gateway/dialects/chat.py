@@ -100,6 +100,7 @@ class ChatBody(BaseModel):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
     session_id: StrictStr | None = None
     prompt_cache_key: StrictStr | None = None
     turn_type: StrictStr | None = None
@@ -161,6 +162,7 @@ def parse(raw: Mapping[str, Any]) -> Call:
         logprobs=bool(body.logprobs),
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else 0,
         one_call=body.parallel_tool_calls is False,
+        return_ids=bool(body.return_token_ids),
         stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         options=_options(body),
@@ -223,8 +225,14 @@ class ChatWriter:
             "finish_reason": turn.finish,
             "logprobs": {"content": self._logprobs} if self._call.logprobs else None,
         }
+        ids: dict[str, Any] = {}
+        if self._call.return_ids:
+            # Named as vLLM names them.
+            choice["token_ids"] = turn.sampled_ids
+            ids["prompt_token_ids"] = turn.prompt_ids
         return orjson.dumps(
             {
+                **ids,
                 "id": f"chatcmpl-{turn.id}",
                 "object": "chat.completion",
                 "created": self._created,

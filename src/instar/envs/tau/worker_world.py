@@ -1,6 +1,8 @@
-"""tau2-bench's airline, retail and telecom, through a worker that has inspect-evals.
+"""Domains of the benchmarks, in workers that have their packages.
 
-Worlds share a few workers; a worker that dies takes its worlds along, and each says so.
+`airline`, `retail` and `telecom` are tau2-bench's as inspect-evals ships them; `tau2/NAME` and
+`tau_bench/NAME` are Sierra's own packages. Worlds share a few workers; a worker that dies takes
+its worlds along, and each says so.
 """
 
 from __future__ import annotations
@@ -19,9 +21,20 @@ from instar.envs.worker import Worker
 from instar.errors import ConfigError, EnvironmentFailure
 from instar.ids import new_id
 
-DOMAINS = ("airline", "retail", "telecom")
+_SOURCES = {"": "inspect_evals", "tau2": "tau2", "tau_bench": "tau_bench"}
+"""Which package a domain comes from, by what stands before the slash of its name."""
+_FILES = {
+    "inspect_evals": "inspect_worker.py",
+    "tau2": "tau2_worker.py",
+    "tau_bench": "tau_bench_worker.py",
+}
+DOMAINS = (
+    *("airline", "retail", "telecom"),
+    *("tau2/airline", "tau2/retail", "tau2/telecom", "tau2/mock"),
+    *("tau_bench/airline", "tau_bench/retail"),
+)
 VENV = Path(".venv-envs/bin/python")
-"""Where `make install-envs` puts the Python that has the environments' packages."""
+"""Where `make install-envs` puts the Python that has inspect-evals."""
 _TIMEOUT_S = 60.0
 
 
@@ -33,23 +46,25 @@ class _Pool:
     domains: dict[str, Domain] = field(default_factory=dict)
 
 
-_pools: dict[tuple[asyncio.AbstractEventLoop, str, int], _Pool] = {}
+_pools: dict[tuple[asyncio.AbstractEventLoop, str, str, int], _Pool] = {}
 
 
 @asynccontextmanager
-async def open_world(domain: str, options: dict[str, Any]) -> AsyncIterator[InspectWorld]:
+async def open_world(domain: str, options: dict[str, Any]) -> AsyncIterator[WorkerWorld]:
     """A world in one of the shared workers, which are ended with the last world."""
-    python = find_python(options.get("python"))
+    head, _, name = domain.rpartition("/")
+    package = _SOURCES[head]
+    python = find_python(options.get("python"), package)
     count = int(options.get("workers") or 1)
-    key = (asyncio.get_running_loop(), python, count)
+    key = (asyncio.get_running_loop(), python, package, count)
     if key not in _pools:
-        file = str(Path(__file__).with_name("inspect_worker.py"))
-        name = "the worker with inspect-evals"
-        made = [Worker([python, file], timeout_s=_TIMEOUT_S, name=name) for _ in range(count)]
+        file = str(Path(__file__).with_name(_FILES[package]))
+        who = f"the worker with {package}"
+        made = [Worker([python, file], timeout_s=_TIMEOUT_S, name=who) for _ in range(count)]
         _pools[key] = _Pool(made)
     pool = _pools[key]
     pool.users += 1
-    world = InspectWorld(domain, pool, pool.workers[pool.next % count])
+    world = WorkerWorld(name, pool, pool.workers[pool.next % count])
     pool.next += 1
     try:
         yield world
@@ -62,21 +77,22 @@ async def open_world(domain: str, options: dict[str, Any]) -> AsyncIterator[Insp
             await asyncio.gather(*(worker.close() for worker in pool.workers))
 
 
-def find_python(given: object) -> str:
+def find_python(given: object, package: str) -> str:
     """The Python that was named, or the one of `make install-envs`, or this one if it will do."""
     if given:
         return str(Path(str(given)).expanduser())
-    if VENV.exists():
-        return str(VENV)
-    if importlib.util.find_spec("inspect_evals") is not None:
+    if importlib.util.find_spec(package) is not None:
         return sys.executable
+    if package == "inspect_evals" and VENV.exists():
+        return str(VENV)
+    how = "run `make install-envs`" if package == "inspect_evals" else "install Sierra's repository"
     raise ConfigError(
-        "airline, retail and telecom come from the package inspect-evals, which is not installed "
-        "here; run `make install-envs`, or name a Python that has it with --option python=PATH"
+        f"this domain comes from the package {package}, which is not installed here; {how}, or "
+        "name a Python that has it with --option python=PATH"
     )
 
 
-class InspectWorld:
+class WorkerWorld:
     """Satisfies `World`."""
 
     def __init__(self, domain: str, pool: _Pool, worker: Worker) -> None:
