@@ -16,7 +16,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 ARGS ?=
 STORE_TESTS := $(addprefix tests/unit/test_,store.py store_faults.py keys.py export.py lineage.py forget.py versions.py)
 
-.PHONY: help install install-dev up test lint format unit test-postgres test-vllm test-gpu demo bench docs clean
+.PHONY: help install install-dev up test lint format unit test-postgres test-vllm install-envs test-envs test-gpu demo bench docs clean
 
 help: ## List what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -64,6 +64,18 @@ test-postgres: install-dev ## The store's tests against a real PostgreSQL server
 test-vllm: install ## The engine's contract on vLLM for CPUs, in a .venv-vllm of its own
 	bash tests/vllm_cpu.sh $(ARGS)
 
+install-envs: $(VENV)-envs/.installed ## Real tau2-bench tasks (inspect-evals), in a .venv-envs of their own
+
+# Its dependencies have nothing to do with instar's; the worker that needs them runs under this one.
+$(VENV)-envs/.installed: requirements-envs.txt
+	@echo "Installing into $(VENV)-envs (about 560 MB)"
+	@test -x $(VENV)-envs/bin/python || $(PYTHON) -m venv $(VENV)-envs
+	@$(VENV)-envs/bin/pip --disable-pip-version-check --quiet install --requirement requirements-envs.txt
+	@touch $@
+
+test-envs: install-dev install-envs ## Gold, no-op and official scores on the real tasks
+	$(BIN)/pytest tests/envs $(ARGS)
+
 test-gpu: ## Tests that need a CUDA GPU, with the Python that is active
 	python3 -m pytest tests/gpu $(ARGS)
 
@@ -81,4 +93,4 @@ docs: install-dev ## Write docs/config.md and docs/cli.md from the code
 	@$(BIN)/instar config docs docs
 
 clean: ## Remove what make made here (not ~/.instar)
-	rm -rf .venv .venv-vllm build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-envs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -107,7 +107,7 @@ async def _client(job: Job, *, version: str | None) -> AsyncIterator[GatewayClie
     async def talking(address: str) -> AsyncIterator[GatewayClient]:
         model = await model_name(address, key)
         model = f"{model}:{version}" if version else model
-        client = GatewayClient(address, model=model, key=key, at_once=job.plan.parallel)
+        client = GatewayClient(address, model=model, key=key)
         try:
             yield client
         finally:

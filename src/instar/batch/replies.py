@@ -7,7 +7,6 @@ the whole message. Text that may be the beginning of a marker is held back until
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from typing import Any, Literal
 from tokenizers import Tokenizer
 
 from instar.batch.toolform import Call, ToolForm
+from instar.ids import new_id
 from instar.text import StopScanner, TextDecoder
 from instar.types import Delta, Message
 
@@ -163,7 +163,7 @@ class ReplyReader:
 
     def _add_call(self, name: str, arguments: str) -> Delta:
         call = {
-            "id": f"call_{secrets.token_hex(12)}",
+            "id": new_id("call_"),
             "type": "function",
             "function": {"name": name, "arguments": arguments},
         }

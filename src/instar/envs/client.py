@@ -7,7 +7,7 @@ machinery, which says nothing of the model.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -81,22 +81,23 @@ class GatewayClient:
         model: str,
         key: str | None = None,
         timeout_s: float = 600.0,
-        at_once: int = 64,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         """`address` ends in /v1. A `transport` replaces the network, for tests."""
         self.model = model
-        limits = httpx.Limits(max_connections=at_once + 8, max_keepalive_connections=at_once + 8)
-        self._http = httpx.AsyncClient(
-            base_url=address,
-            timeout=timeout_s,
-            limits=limits,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            transport=transport,
+        verify = httpx.create_ssl_context() if address.startswith("https:") else False
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._new: Callable[[], httpx.AsyncClient] = lambda: httpx.AsyncClient(
+            base_url=address, timeout=timeout_s, headers=headers, transport=transport, verify=verify
         )
+        # One client a connection: the pool inside of one looks at all of them for each request,
+        # which at 64 at once takes longer than the request.
+        self._free: list[httpx.AsyncClient] = []
 
     async def close(self) -> None:
-        await self._http.aclose()
+        free, self._free = self._free, []
+        for http in free:
+            await http.aclose()
 
     async def reply(
         self,
@@ -157,11 +158,17 @@ class GatewayClient:
         why = ""
         for tried in range(_RETRIES):
             pause = min(_PAUSE_S * 2**tried, _LONGEST_PAUSE_S)
+            http = self._free.pop() if self._free else self._new()
             try:
-                answer = await self._http.request(method, path, **request)
+                answer = await http.request(method, path, **request)
             except httpx.TransportError as error:
+                await http.aclose()
                 why = f"{type(error).__name__}: {error}"
+            except BaseException:
+                await http.aclose()
+                raise
             else:
+                self._free.append(http)
                 if answer.status_code != 429 and answer.status_code < 500:
                     return answer
                 why = f"it answered {answer.status_code}: {answer.text[:200]}"

@@ -139,12 +139,7 @@ class TurnServer:
             session=session,
             stitched=stitched,
             sampling=self._sampling(call, room),
-            reader=self._renderer.reader(
-                tools=bool(call.tools),
-                thinking=stitched.thinking,
-                stop=call.stop,
-                one_call=call.one_call,
-            ),
+            reader=self._reader(call, stitched),
             started=time.time(),
         )
 
@@ -226,19 +221,31 @@ class TurnServer:
             draft.cached = piece.cached
             self._metrics.first_token.observe(time.time() - draft.started)
         self._metrics.rate.add(len(piece.ids))
-        if not draft.call.one_call:
-            draft.ids.extend(piece.ids)
-            draft.logprobs.extend(piece.logprobs)
-            return draft.reader.push(piece.ids)
-        # After the one call that is wanted nothing is kept: the next prompt goes on from there.
-        deltas = []
-        for token, logprob in zip(piece.ids, piece.logprobs, strict=True):
-            deltas += draft.reader.push([token])
-            if draft.reader.done:
-                break
-            draft.ids.append(token)
-            draft.logprobs.append(logprob)
+        deltas = draft.reader.push(piece.ids)
+        draft.ids.extend(piece.ids)
+        draft.logprobs.extend(piece.logprobs)
+        if draft.reader.done:
+            # After the one call that is wanted nothing is kept: the next prompt goes on from there.
+            kept = self._wanted(draft)
+            del draft.ids[kept:], draft.logprobs[kept:]
         return deltas
+
+    def _wanted(self, draft: _Draft) -> int:
+        """How many of the reply's ids come before the one after which nothing matters."""
+        reader = self._reader(draft.call, draft.stitched)
+        for at, token in enumerate(draft.ids):
+            reader.push([token])
+            if reader.done:
+                return at
+        return len(draft.ids)
+
+    def _reader(self, call: Call, stitched: Stitched) -> ReplyReader:
+        return self._renderer.reader(
+            tools=bool(call.tools),
+            thinking=stitched.thinking,
+            stop=call.stop,
+            one_call=call.one_call,
+        )
 
     def _turn(self, draft: _Draft, finish: Finish, reply: Message) -> Turn:
         call, stitched, info = draft.call, draft.stitched, self._engine.info

@@ -26,12 +26,13 @@ class World:
         self.task = task
         self.env = registry.get_env_constructor(domain)()
         state = task.initial_state
+        before = (state.message_history if state else None) or []
         self.env.set_state(
             initialization_data=state.initialization_data if state else None,
             initialization_actions=state.initialization_actions if state else None,
-            message_history=[],
+            message_history=before,
         )
-        self.messages: list[Any] = [UserMessage(role="user", content="Hello")]
+        self.messages: list[Any] = [*before, UserMessage(role="user", content="Hello")]
 
     def call(self, who: str, name: str, given: dict[str, Any]) -> str:
         call = ToolCall(id=f"c{len(self.messages)}", name=name, arguments=given, requestor=who)

@@ -30,7 +30,7 @@ _FILES = {
 }
 DOMAINS = (
     *("airline", "retail", "telecom"),
-    *("tau2/airline", "tau2/retail", "tau2/telecom", "tau2/mock"),
+    *("tau2/airline", "tau2/retail", "tau2/telecom"),
     *("tau_bench/airline", "tau_bench/retail"),
 )
 VENV = Path(".venv-envs/bin/python")
