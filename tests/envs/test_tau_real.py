@@ -28,7 +28,9 @@ async def test_gold_scores_one_everywhere_and_nothing_what_the_benchmark_gives(d
         assert bool(about.user_tools) == (domain == "telecom")
         for task in splits["base"]:
             scenario = await world.start(task)
-            idle += (await world.score([]))[0]
+            nothing = (await world.score([]))[0]
+            assert scenario.idle is (nothing == 1.0)
+            idle += nothing
             await world.start(task)
             for action in scenario.gold:
                 await world.call(action)

@@ -55,6 +55,9 @@ def test_what_the_environment_spoiled_is_in_no_number() -> None:
     assert found.pass_hat == pytest.approx({1: 1 / 3, 2: 1 / 6, 3: 0.0})
     assert found.statuses == {"completed": 6, "environment_error": 1}
     assert found.flat_groups == 1
+    idle = [attempt("easy", 0, 1.0, details={"idle": True}), attempt("one", 0, 0.25)]
+    both = summarise(idle)
+    assert (both.reward, both.idle_tasks, both.reward_without_idle) == (0.625, 1, 0.25)
 
 
 def test_no_attempts_have_no_reward() -> None:

@@ -68,6 +68,7 @@ async def test_gold_scores_one_on_every_task_and_nothing_else_by_accident(task: 
     await world.start(task)
     # Doing nothing is right where the rules of the shop do not allow what is asked for.
     refused = scenario.gold[-1].name == "get_booking" and not scenario.outputs
+    assert scenario.idle is refused
     assert (await world.score([]))[0] == float(refused)
     await world.start(task)
     await world.call(Action(name="cancel_booking", arguments={"booking_id": "B159"}))
@@ -177,7 +178,7 @@ async def test_what_was_not_finished_earns_nothing() -> None:
     refused = next(name for name, one in TASKS.items() if one.gold[-1].name == "get_booking")
     await environment.reset(refused)
     await environment.step(said("I cannot do that."))
-    assert await environment.score() == (0.0, {"done": False})
+    assert await environment.score() == (0.0, {"done": False, "idle": True})
 
 
 async def test_the_rule_user_says_what_it_is_asked_for() -> None:

@@ -76,6 +76,7 @@ def show(found: dict[str, Any]) -> None:
             table.add_row(*_line("played" if name == "summary" else name, found[name]))
     console = Console(highlight=False)
     console.print(table)
+    _show_idle(console, found["summary"])
     flat = found["summary"]["flat_groups"]
     console.print(f"run {found['run']}; {flat} groups whose attempts all earned the same")
 
@@ -88,8 +89,18 @@ def show_versions(found: dict[str, Any]) -> None:
         table.add_row(*_line(name, one))
     console = Console(highlight=False)
     console.print(table)
+    for one in found["versions"].values():
+        _show_idle(console, one)
     for one in found["differences"]:
         console.print(
             f"{one['from']} to {one['to']} on {one['tasks']} tasks: {one['change']:+.3f} "
             f"(95% from {one['low']:+.3f} to {one['high']:+.3f})"
+        )
+
+
+def _show_idle(console: Any, found: dict[str, Any]) -> None:
+    reward = found["reward_without_idle"]
+    if found["idle_tasks"] and reward is not None:
+        console.print(
+            f"without the {found['idle_tasks']} tasks that reward doing nothing: {reward:.3f}"
         )

@@ -52,6 +52,9 @@ class Summary:
     pass_at: dict[int, float] = field(default_factory=dict)
     pass_hat: dict[int, float] = field(default_factory=dict)
     statuses: dict[str, int] = field(default_factory=dict)
+    idle_tasks: int = 0
+    """Tasks of which the environment says that doing nothing earns the reward."""
+    reward_without_idle: float | None = None
     flat_groups: int = 0
     """Groups whose attempts all earned the same: nothing is learned from them."""
 
@@ -63,6 +66,8 @@ class Summary:
             "pass@k": {str(k): value for k, value in self.pass_at.items()},
             "pass^k": {str(k): value for k, value in self.pass_hat.items()},
             "statuses": self.statuses,
+            "idle_tasks": self.idle_tasks,
+            "reward_without_idle": self.reward_without_idle,
             "flat_groups": self.flat_groups,
         }
 
@@ -73,6 +78,8 @@ def summarise(attempts: Sequence[Attempt]) -> Summary:
     most = min((len(rewards) for rewards in by_task.values()), default=0)
     counts = [(len(rewards), sum(r >= _WHOLE for r in rewards)) for rewards in by_task.values()]
     ks = range(1, most + 1)
+    idle = {one.task for one in attempts if one.details.get("idle")}
+    acting = [fmean(rewards) for task, rewards in by_task.items() if task not in idle]
     return Summary(
         attempts=len(attempts),
         tasks=len(by_task),
@@ -80,6 +87,8 @@ def summarise(attempts: Sequence[Attempt]) -> Summary:
         pass_at={k: fmean(pass_at_k(n, c, k) for n, c in counts) for k in ks},
         pass_hat={k: fmean(pass_hat_k(n, c, k) for n, c in counts) for k in ks},
         statuses=dict(Counter(one.status for one in attempts)),
+        idle_tasks=len(idle & by_task.keys()),
+        reward_without_idle=fmean(acting) if acting else None,
         flat_groups=_flat(attempts),
     )
 

@@ -118,10 +118,13 @@ class TauEnvironment:
         return [{"role": "user", "content": answer}], self._done
 
     async def score(self) -> tuple[float, dict[str, Any]]:
+        known: dict[str, Any] = {"done": self._done}
+        if self.scenario is not None and self.scenario.idle:
+            known["idle"] = True
         if not self._done:
-            return 0.0, {"done": False}
+            return 0.0, known
         reward, details = await self._world.score(self._said)
-        return reward, {"done": True, **details}
+        return reward, {**known, **details}
 
     async def _described(self) -> Domain:
         if self._domain is None:

@@ -291,6 +291,7 @@ class Server:
             "instruction": str(world.task.user_scenario),
             "gold": gold,
             "outputs": criteria.communicate_info or [],
+            "idle": world.score([])[0] == 1.0,
             "needs_judge": "NL_ASSERTION" in basis and bool(criteria.nl_assertions),
         }
 

@@ -263,6 +263,7 @@ def _scenario(
         opening=opening,
         gold=(*looked, *gold),
         outputs=outputs,
+        idle=not gold,
     )
 
 

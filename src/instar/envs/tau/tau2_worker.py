@@ -75,6 +75,7 @@ class Server:
     def __init__(self) -> None:
         self._worlds: dict[str, World] = {}
         self._tasks: dict[str, dict[str, Any]] = {}
+        self._idle: dict[tuple[str, str], bool] = {}
 
     def answer(self, asked: dict[str, Any]) -> Any:
         do = asked["do"]
@@ -92,6 +93,12 @@ class Server:
         if do == "call":
             return world.call(asked["who"], asked["name"], asked["arguments"])
         return list(world.score(asked["said"]))
+
+    def _is_idle(self, world: World) -> bool:
+        key = (world.domain, str(world.task.id))
+        if key not in self._idle:
+            self._idle[key] = world.score([])[0] == 1.0
+        return self._idle[key]
 
     def _all(self, domain: str) -> dict[str, Any]:
         if domain not in self._tasks:
@@ -124,6 +131,7 @@ class Server:
             "instruction": str(world.task.user_scenario),
             "gold": gold,
             "outputs": (criteria.communicate_info if criteria else None) or [],
+            "idle": self._is_idle(world),
             "needs_judge": judged,
         }
 

@@ -44,6 +44,7 @@ class Server:
 
     def __init__(self) -> None:
         self._worlds: dict[str, World] = {}
+        self._idle: dict[tuple[str, str], bool] = {}
 
     def answer(self, asked: dict[str, Any]) -> Any:
         do = asked["do"]
@@ -57,6 +58,7 @@ class Server:
                 "instruction": world.task.instruction,
                 "gold": gold,
                 "outputs": world.task.outputs,
+                "idle": self._is_idle(asked["domain"], asked["task"]),
                 "needs_judge": False,
             }
         if do == "close":
@@ -66,6 +68,12 @@ class Server:
         if do == "call":
             return world.call(asked["name"], asked["arguments"])
         return list(world.score(asked["said"]))
+
+    def _is_idle(self, domain: str, task: str) -> bool:
+        """Asked of a world of its own, since scoring one ends it."""
+        if (domain, task) not in self._idle:
+            self._idle[domain, task] = World(domain, task).score([])[0] == 1.0
+        return self._idle[domain, task]
 
     def _describe(self, domain: str) -> dict[str, Any]:
         splits = {}

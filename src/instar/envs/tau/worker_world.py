@@ -122,6 +122,7 @@ class WorkerWorld:
             instruction=found["instruction"],
             gold=tuple(Action(**one) for one in found["gold"]),
             outputs=tuple(found["outputs"]),
+            idle=found["idle"],
             needs_judge=found["needs_judge"],
         )
 

@@ -63,6 +63,8 @@ class Scenario:
     """Calls that solve it; only for tests of the environment itself."""
     outputs: tuple[str, ...] = ()
     """What the agent must tell the customer."""
+    idle: bool = False
+    """Whether doing nothing at all earns the reward."""
     needs_judge: bool = False
     """Whether the benchmark's own reward asks a model too; here that part is left out."""
 
