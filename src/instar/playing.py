@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from instar.config import Config, secret
+from instar.envs import open_environment
 from instar.envs.client import GatewayClient, model_name
 from instar.envs.passes import Summary, compare, rewards_by_task, summarise
 from instar.envs.runner import Plan, Progress, Runner
@@ -38,7 +39,7 @@ class Job:
 
 async def rollout(job: Job, *, version: str | None, measure: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    async with _client(job, version=version) as client:
+    async with _gateway(job) as address, _client(address, version) as client:
         if measure:
             found["before"] = (await _held_out(job, client, "before")).to_json()
         runner = await _played(job, client)
@@ -54,12 +55,13 @@ async def rollout(job: Job, *, version: str | None, measure: bool) -> dict[str, 
 async def evaluate(job: Job, versions: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {"versions": {}, "differences": []}
     rewards = {}
-    for version in versions:
-        async with _client(job, version=version) as client:
-            plan = replace(job.plan, run=f"{job.plan.run}.{version}")
-            runner = await _played(replace(job, plan=plan), client)
-        found["versions"][version] = summarise(runner.attempts).to_json()
-        rewards[version] = rewards_by_task(runner.attempts)
+    async with _gateway(job) as address:
+        for version in versions:
+            async with _client(address, version) as client:
+                plan = replace(job.plan, run=f"{job.plan.run}.{version}")
+                runner = await _played(replace(job, plan=plan), client)
+            found["versions"][version] = summarise(runner.attempts).to_json()
+            rewards[version] = rewards_by_task(runner.attempts)
     for other in versions[1:]:
         difference = compare(rewards[versions[0]], rewards[other])
         if difference is not None:
@@ -99,27 +101,26 @@ async def _until_trained(runner: Runner) -> None:
 
 
 @asynccontextmanager
-async def _client(job: Job, *, version: str | None) -> AsyncIterator[GatewayClient]:
-    """A client of the gateway that was named, or of one that is started for this."""
-    key = secret("INSTAR_API_KEY")
-
-    @asynccontextmanager
-    async def talking(address: str) -> AsyncIterator[GatewayClient]:
-        model = await model_name(address, key)
-        model = f"{model}:{version}" if version else model
-        client = GatewayClient(address, model=model, key=key)
-        try:
-            yield client
-        finally:
-            await client.close()
-
+async def _gateway(job: Job) -> AsyncIterator[str]:
+    """The address of the gateway that was named, or of one that is started for this."""
     if job.url is not None:
-        async with talking(job.url.rstrip("/")) as client:
-            yield client
+        yield job.url.rstrip("/")
         return
+    # Whoever asks for what is not there should not wait for a model.
+    async with open_environment(job.plan.environment, job.plan.options) as environment:
+        await environment.tasks(job.plan.split)
     command: Literal["up", "serve"] = "up" if job.train else "serve"
-    async with (
-        started(job.home, job.sets, command=command, file=job.file) as address,
-        talking(address) as client,
-    ):
+    async with started(job.home, job.sets, command=command, file=job.file) as address:
+        yield address
+
+
+@asynccontextmanager
+async def _client(address: str, version: str | None) -> AsyncIterator[GatewayClient]:
+    """A client that asks for this version, or for the live one."""
+    key = secret("INSTAR_API_KEY")
+    model = await model_name(address, key)
+    client = GatewayClient(address, model=f"{model}:{version}" if version else model, key=key)
+    try:
         yield client
+    finally:
+        await client.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gate import gate, until
+from gate import gate, listening, until
 from worlds import Steps, broken, client_of, opened_with, perfect, run_plan
 
 from instar.envs.passes import summarise
@@ -245,10 +245,56 @@ async def test_good_and_bad_policies_get_what_they_earn(tmp_path: Path) -> None:
         assert sum(rewards[f"shop-{n}", 1] or 0 for n in range(10)) < 5
 
 
+def _instar(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "from instar.cli import main; main()", *arguments]
+
+
+async def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = _instar(*arguments)
+    return await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True)
+
+
+async def test_versions_are_compared_on_a_gateway_that_runs(tmp_path: Path) -> None:
+    home = tmp_path / "runner"
+    script = [line for n in range(48, 52) for line in perfect(f"shop-{n}")]
+    async with listening(tmp_path, script) as address:
+        given = ["tau", "--url", address, "--tasks", "4", "--json", "--home", str(home)]
+        found = await _run("eval", *given, "--version", "base", "--version", "live")
+        # There is no version of that name; the gateway says so, and the command passes it on.
+        assert found.returncode == 2
+        assert "live" in found.stderr
+        both = await _run("eval", *given, "--version", "base")
+        assert both.returncode == 0, both.stderr
+        summary = json.loads(both.stdout)["versions"]["base"]
+        assert summary["tasks"] == 4
+        assert summary["reward"] == 1.0
+        table = await _run("rollout", *given[:-3], "--home", str(home), "--eval", "--group", "1")
+        assert "played" in table.stdout
+    async with open_store(f"sqlite:///{tmp_path}/instar.db") as store:
+        assert await AttemptBook(store).groups("local", limit=9) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("rollout", "chess"), "no environment 'chess'"),
+        (("rollout", "tau", "--option", "domain"), "not of the form name=value"),
+        (("rollout", "tau", "--train", "--set", "engine.type=fake"), "no model to train"),
+        (("rollout", "tau", "--train", "--version", "v1"), "leave --version out"),
+        (("rollout", "tau", "--url", "http://127.0.0.1:1/v1"), "does not answer as a gateway"),
+    ],
+)
+async def test_wrong_commands_say_what_is_wrong(
+    tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    found = await _run(*arguments, "--home", str(tmp_path))
+    assert found.returncode == 2
+    assert words in found.stderr
+
+
 def _command(home: Path, *more: str) -> list[str]:
-    start = "from instar.cli import main; main()"
     options = ["--tasks", "32", "--group", "2", "--parallel", "64", "--json", "--home", str(home)]
-    return [sys.executable, "-c", start, "rollout", "tau", *options, *more]
+    return _instar("rollout", "tau", *options, *more)
 
 
 async def test_a_killed_runner_leaves_nothing_behind_and_goes_on(tmp_path: Path) -> None:
