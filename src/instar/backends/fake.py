@@ -158,6 +158,8 @@ def _cut(
     for at, token in enumerate(ids[:room]):
         if token in sampling.stop_ids:
             return ids[: at + 1], "stop"
+        if not sampling.stop:
+            continue
         scanner.push(decoder.push([token]))
         if scanner.hit is not None:
             return ids[: at + 1], "stop"

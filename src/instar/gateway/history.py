@@ -40,13 +40,7 @@ def chain(messages: Sequence[Message], *, system: bool = True) -> list[int]:
 
     Entry i stands for messages[: i + 1].
     """
-    out = []
-    state = _EMPTY if system else b"loose\0\0\0"
-    for message in messages:
-        if system or _role(message) != "system":
-            state = _digest(state, message_key(message))
-        out.append(int.from_bytes(state, "little", signed=True))
-    return out
+    return _chain([_keyed(message) for message in messages], system=system)
 
 
 def anchors(messages: Sequence[Message], reply: Message) -> tuple[int, ...]:
@@ -56,10 +50,26 @@ def anchors(messages: Sequence[Message], reply: Message) -> tuple[int, ...]:
     end each request with one that they never send again; the history without system text, since
     some clients rewrite that on each call.
     """
-    exact = chain([*messages, reply])[-1]
-    trunk = chain([*messages[:-1], reply])[-1]
-    loose = chain([*messages, reply], system=False)[-1]
+    keys, last = [_keyed(message) for message in messages], _keyed(reply)
+    exact = _chain([*keys, last])[-1]
+    trunk = _chain([*keys[:-1], last])[-1]
+    loose = _chain([*keys, last], system=False)[-1]
     return exact, trunk, loose
+
+
+def _keyed(message: Message) -> tuple[bytes, bool]:
+    """A message's key, and whether it is system text."""
+    return message_key(message), _role(message) == "system"
+
+
+def _chain(keys: Sequence[tuple[bytes, bool]], *, system: bool = True) -> list[int]:
+    out = []
+    state = _EMPTY if system else b"loose\0\0\0"
+    for key, is_system in keys:
+        if system or not is_system:
+            state = _digest(state, key)
+        out.append(int.from_bytes(state, "little", signed=True))
+    return out
 
 
 def _digest(state: bytes, key: bytes) -> bytes:
