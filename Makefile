@@ -16,7 +16,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 ARGS ?=
 STORE_TESTS := $(addprefix tests/unit/test_,store.py store_faults.py attempts.py keys.py export.py lineage.py forget.py versions.py)
 
-.PHONY: help install install-dev up test lint format unit test-postgres test-vllm install-envs test-envs test-gpu demo bench docs clean
+.PHONY: help install install-dev bwrap up test lint format unit test-postgres test-vllm install-envs test-envs install-toolcall test-toolcall test-gpu demo bench docs clean
 
 help: ## List what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -40,9 +40,14 @@ $(VENV)/.installed: requirements.txt constraints.txt pyproject.toml
 	@$(BIN)/instar model unpack
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
+$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt $(BIN)/bwrap
 	@$(PIP) install --constraint constraints.txt --requirement requirements-dev.txt
 	@touch $@
+
+bwrap: $(BIN)/bwrap ## bubblewrap for sandboxes, beside Python; needs no root
+
+$(BIN)/bwrap: | $(VENV)/.installed
+	@bash tests/get_bwrap.sh $@
 
 up: install ## Start everything: instar up (more options with ARGS="--port 8080")
 	@exec $(BIN)/instar up $(ARGS)
@@ -73,8 +78,18 @@ $(VENV)-envs/.installed: requirements-envs.txt
 	@$(VENV)-envs/bin/pip --disable-pip-version-check --quiet install --requirement requirements-envs.txt
 	@touch $@
 
-test-envs: install-dev install-envs ## Gold, no-op and official scores on the real tasks
+test-envs: install-dev install-envs ## Every variant of every task, real tau2-bench tasks, SWE tasks of real packages (needs PyPI)
 	$(BIN)/pytest tests/envs $(ARGS)
+
+install-toolcall: .venv-toolcall/.installed ## BFCL and reasoning-gym, in a .venv-toolcall of their own
+
+.venv-toolcall/.installed: requirements-toolcall.txt
+	@test -x .venv-toolcall/bin/python || $(PYTHON) -m venv .venv-toolcall
+	@.venv-toolcall/bin/pip --disable-pip-version-check --quiet install --no-deps --requirement requirements-toolcall.txt
+	@touch $@
+
+test-toolcall: install-dev install-toolcall ## Tool-call environments on the real packages: gold answers, audited scorers
+	bash tests/toolcall.sh $(ARGS)
 
 test-gpu: ## Tests that need a CUDA GPU, with the Python that is active
 	python3 -m pytest tests/gpu $(ARGS)
@@ -93,4 +108,4 @@ docs: install-dev ## Write docs/config.md and docs/cli.md from the code
 	@$(BIN)/instar config docs docs
 
 clean: ## Remove what make made here (not ~/.instar)
-	rm -rf .venv .venv-vllm .venv-envs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-envs .venv-toolcall build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

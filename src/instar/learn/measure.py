@@ -19,15 +19,18 @@ def corrections(
     *,
     renderer: ChatRenderer,
     known: Mapping[str, Turn],
+    weights: Literal["policy", "base"] = "policy",
 ) -> list[Correction]:
-    """How far the trained weights are from the hinted teacher on held-out corrected turns."""
+    """How far weights are from the hinted teacher on held-out corrected turns."""
     found = []
     for turn in turns:
         hinted = hinted_prompt(turn, renderer, known)
         if hinted is None or not turn.sampled_ids:
             continue
-        kl = trainer.divergence(turn.prompt_ids, hinted_ids=hinted, sampled_ids=turn.sampled_ids)
-        logprobs = trainer.logprobs(turn.prompt_ids, turn.sampled_ids)
+        kl = trainer.divergence(
+            turn.prompt_ids, hinted_ids=hinted, sampled_ids=turn.sampled_ids, weights=weights
+        )
+        logprobs = trainer.logprobs(turn.prompt_ids, turn.sampled_ids, weights=weights)
         found.append(Correction(turn=turn.id, teacher_kl=kl, reply_logprob=fmean(logprobs)))
     return found
 
