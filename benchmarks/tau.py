@@ -49,6 +49,7 @@ def main() -> None:
 
 
 async def measure(args: argparse.Namespace, home: Path) -> dict[str, Any]:
+    load = os.getloadavg()[0]
     script = home / "script.jsonl"
     line = {"session": "*", "tool_calls": [CALLS[args.domain]]}
     lines = [line] * STEPS + [{"session": "*", "text": "It is done."}]
@@ -96,6 +97,7 @@ async def measure(args: argparse.Namespace, home: Path) -> dict[str, Any]:
     return {
         "domain": args.domain,
         "cores": os.cpu_count(),
+        "load_before": load,
         "parallel": args.parallel,
         "attempts": len(runner.attempts),
         "statuses": dict(runner.progress.statuses),
