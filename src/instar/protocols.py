@@ -123,7 +123,7 @@ class ReplyReader(Protocol):
     """Sampled ids to deltas for the client and, in the end, the whole message."""
 
     done: bool
-    """Nothing that follows can matter; the caller may stop generating."""
+    """The last id pushed and all that follow do not matter; the caller may stop generating."""
 
     def push(self, ids: Sequence[int]) -> list[Delta]: ...
     def close(self) -> tuple[list[Delta], Message]: ...

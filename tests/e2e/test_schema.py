@@ -69,6 +69,7 @@ OPERATIONS = (
     *("POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses"),
     *("GET /v1/responses/{response_id}", "POST /v1/messages", "POST /v1/messages/count_tokens"),
     *("POST /v1/session/done", "GET /v1/models", "POST /v1/feedback"),
+    *("POST /v1/attempts", "GET /v1/attempts"),
     *("GET /healthz", "GET /readyz", "GET /metrics"),
 )
 

@@ -22,8 +22,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("config", "config_yaml", "config_load"),
     STAGES,
     ("backends", "envs"),
-    ("loop", "learn"),
-    ("demo",),
+    ("loop", "learn", "launch"),
+    ("demo", "playing"),
     ("cli", "commands", "connect", "dashboard", "status", "rollouts", "test_rollout", "__main__"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

@@ -126,7 +126,7 @@ class ScriptedEngine:
         prompt = ""
         if self._script.rules:
             prompt = self._tokenizer.decode(list(request.prompt_ids), skip_special_tokens=False)
-        text = self._script.next(prompt)
+        text = self._script.next(prompt, session=request.session)
         if text is None:
             text = _made_up(request, room)
         end = request.sampling.stop_ids[:1]
@@ -142,6 +142,8 @@ def _cut(
     for at, token in enumerate(ids[:room]):
         if token in sampling.stop_ids:
             return ids[: at + 1], "stop"
+        if not sampling.stop:
+            continue
         scanner.push(decoder.push([token]))
         if scanner.hit is not None:
             return ids[: at + 1], "stop"

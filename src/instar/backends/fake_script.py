@@ -2,9 +2,11 @@
 
 A script has one JSON object a line. One without `when` is used once, in order. One with `when`
 answers whenever that regular expression is found in what came after the last reply, and `$1`
-in it stands for what the expression's first group found:
+in it stands for what the expression's first group found. One with `session` is for sessions of
+that pattern only (`*` is anything), each of which goes through such lines in order:
 
     {"text": "Hello."}
+    {"session": "task-*", "text": "Done."}
     {"when": "RUN (\\w+)", "tool_calls": [{"name": "exec", "arguments": {"command": "$1"}}]}
 """
 
@@ -12,8 +14,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ from instar.errors import ConfigError, ModelError
 
 _REPLY = "<|im_start|>assistant"
 _END = "<|im_end|>"
+_KNOWN = ("text", "tool_calls", "reasoning", "when", "session")
 _GROUP = re.compile(r"\$(\d)")
 
 
@@ -32,6 +37,7 @@ class Line:
     tool_calls: tuple[dict[str, Any], ...] = ()
     reasoning: str = ""
     when: re.Pattern[str] | None = None
+    session: str | None = None
 
     def reply(self, found: re.Match[str] | None = None) -> str:
         """As a model of the Hermes family would write it."""
@@ -51,20 +57,27 @@ class Script:
 
     def __init__(self, lines: Sequence[Line] = ()) -> None:
         self._rules = [line for line in lines if line.when is not None]
-        self._ordered = [line.reply() for line in lines if line.when is None]
+        ordered = [line for line in lines if line.when is None]
+        self._ordered = [line.reply() for line in ordered if line.session is None]
+        self._by_session = [(line.session, line.reply()) for line in ordered if line.session]
         self._asked = 0
+        self._asked_by: Counter[str] = Counter()
 
     @property
     def rules(self) -> bool:
         return bool(self._rules)
 
-    def next(self, prompt: str = "") -> str | None:
+    def next(self, prompt: str = "", *, session: str = "") -> str | None:
         """The reply to this prompt; None where the script has none (any more)."""
         said = _since_last_reply(prompt)
         for rule in self._rules:
             assert rule.when is not None
             if found := rule.when.search(said):
                 return rule.reply(found)
+        own = [reply for pattern, reply in self._by_session if fnmatchcase(session, pattern)]
+        if self._asked_by[session] < len(own):
+            self._asked_by[session] += 1
+            return own[self._asked_by[session] - 1]
         if self._asked < len(self._ordered):
             self._asked += 1
             return self._ordered[self._asked - 1]
@@ -94,9 +107,9 @@ def read_object(text: str, where: str) -> dict[str, Any]:
 
 def _line(text: str, where: str) -> Line:
     entry = read_object(text, where)
-    if unknown := entry.keys() - {"text", "tool_calls", "reasoning", "when"}:
+    if unknown := entry.keys() - set(_KNOWN):
         raise ConfigError(
-            f"{where} has {', '.join(sorted(unknown))}; known are text, tool_calls, reasoning, when"
+            f"{where} has {', '.join(sorted(unknown))}; known are {', '.join(_KNOWN)}"
         )
     when = entry.get("when")
     try:
@@ -108,6 +121,7 @@ def _line(text: str, where: str) -> Line:
         tool_calls=tuple(entry.get("tool_calls") or ()),
         reasoning=entry.get("reasoning") or "",
         when=pattern,
+        session=entry.get("session"),
     )
 
 

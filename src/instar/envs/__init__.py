@@ -15,6 +15,7 @@ from instar.errors import ConfigError
 from instar.protocols import Environment
 
 ENVIRONMENTS: dict[str, str] = {
+    "tau": "instar.envs.tau",
     "terminal": "instar.envs.terminal",
     "swe": "instar.envs.swe",
     "bfcl": "instar.envs.bfcl",

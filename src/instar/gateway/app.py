@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from instar import __version__
 from instar.config import GatewayConfig
 from instar.errors import InstarError, RequestError, StoreError
+from instar.gateway.attempts import AttemptDesk, add_attempts
 from instar.gateway.auth import Access
 from instar.gateway.call import Call, Hints, Step, check_tool_results, continued, read_hints
 from instar.gateway.dialects import DIALECTS, dialect_at
@@ -53,6 +54,7 @@ class Deps:
     turn: Callable[[str, str], Awaitable[Turn | None]]
     """(owner, id): a recorded turn."""
     feedback: Give
+    attempts: AttemptDesk
     refresh: Callable[[], None]
     """Brings gauges up to date before they are shown."""
 
@@ -65,6 +67,7 @@ def create_app(deps: Deps) -> FastAPI:
         _add_dialect(app, deps, dialect)
     _add_sessions(app, deps)
     add_feedback(app, deps.access, deps.feedback, statuses=_STATUSES)
+    add_attempts(app, deps.access, deps.attempts, statuses=_STATUSES)
     _add_info(app, deps)
     return app
 
@@ -274,6 +277,7 @@ def _shape(request: Request) -> ErrorBody:
 def _route(request: Request) -> str:
     known = {dialect.path: dialect.name for dialect in DIALECTS}
     known |= {"/v1/session/done": "session_done", "/v1/feedback": "feedback"}
+    known |= {"/v1/attempts": "attempts"}
     return known.get(request.url.path, "other")
 
 

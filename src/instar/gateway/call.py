@@ -37,6 +37,8 @@ class Call:
     logprobs: bool = False
     top_logprobs: int = 0
     one_call: bool = False
+    return_ids: bool = False
+    """Send the prompt's and the reply's token ids along with a whole reply."""
     stream: bool = False
     include_usage: bool = False
     prompt: str | tuple[int, ...] | None = None
@@ -64,6 +66,8 @@ class Hints:
     """What a header shows this call to be for, beside the conversation; see turn_types."""
     no_train: bool = False
     done: bool = False
+    group: str | None = None
+    """Of an attempt at a task: attempts of one group are compared with each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +161,14 @@ def read_hints(headers: Mapping[str, str], body: Mapping[str, str]) -> Hints:
         errand=header_errand(headers),
         no_train=flag(headers.get("x-no-train") or body.get("no_train")),
         done=flag(headers.get("x-session-done") or body.get("session_done")),
+        group=name_in(headers, "x-group-id"),
     )
+
+
+def name_in(headers: Mapping[str, str], name: str) -> str | None:
+    """A name that a header gives, or None where it gives none."""
+    found = headers.get(name)
+    return _session_id(found, name) if found else None
 
 
 def flag(value: str | None) -> bool:
@@ -169,7 +180,7 @@ def _session_id(value: str, name: str) -> str:
     if len(value) > MAX_SESSION_ID or _CONTROL.search(value) or not value:
         raise RequestError(
             f"{name} has {len(value)} characters"
-            f"{' and control characters' if _CONTROL.search(value) else ''}; a session id is 1 to "
+            f"{' and control characters' if _CONTROL.search(value) else ''}; it must be 1 to "
             f"{MAX_SESSION_ID} printable characters",
             param=name,
         )

@@ -159,13 +159,7 @@ class TurnServer:
             session=session,
             stitched=stitched,
             sampling=self._sampling(call, room),
-            reader=self._renderer.reader(
-                tools=bool(call.tools),
-                thinking=stitched.thinking,
-                stop=call.stop,
-                one_call=call.one_call,
-                raw=call.prompt is not None,
-            ),
+            reader=self._reader(call, stitched),
             kind=kind,
             kind_reason=reason,
             started=time.time(),
@@ -207,7 +201,8 @@ class TurnServer:
             session=draft.session.id,
             version=weights,
             images=images_of(draft.stitched.messages),
-            stream=draft.call.stream,
+            # What comes after the one call that is wanted is best not drawn at all.
+            stream=draft.call.stream or draft.call.one_call,
         )
         finish: Finish | None = None
         ended = False
@@ -270,10 +265,33 @@ class TurnServer:
         if not draft.ids:
             draft.cached = piece.cached
             self._metrics.first_token.observe(time.time() - draft.started)
+        self._metrics.rate.add(len(piece.ids))
+        deltas = draft.reader.push(piece.ids)
         draft.ids.extend(piece.ids)
         draft.logprobs.extend(piece.logprobs)
-        self._metrics.rate.add(len(piece.ids))
-        return draft.reader.push(piece.ids)
+        if draft.reader.done:
+            # After the one call that is wanted nothing is kept: the next prompt goes on from there.
+            kept = self._wanted(draft)
+            del draft.ids[kept:], draft.logprobs[kept:]
+        return deltas
+
+    def _wanted(self, draft: _Draft) -> int:
+        """How many of the reply's ids come before the one after which nothing matters."""
+        reader = self._reader(draft.call, draft.stitched)
+        for at, token in enumerate(draft.ids):
+            reader.push([token])
+            if reader.done:
+                return at
+        return len(draft.ids)
+
+    def _reader(self, call: Call, stitched: Stitched) -> ReplyReader:
+        return self._renderer.reader(
+            tools=bool(call.tools),
+            thinking=stitched.thinking,
+            stop=call.stop,
+            one_call=call.one_call,
+            raw=call.prompt is not None,
+        )
 
     def _turn(self, draft: _Draft, finish: Finish, reply: Message) -> Turn:
         call, stitched, info = draft.call, draft.stitched, self._engine.info
@@ -300,6 +318,7 @@ class TurnServer:
             # A raw prompt is no history that a client could send again.
             anchors=() if call.prompt is not None else anchors(stitched.messages, reply),
             no_train=draft.hints.no_train,
+            group=draft.hints.group,
             logprobs_scaled=info.logprobs_scaled or draft.sampling.temperature in (0.0, 1.0),
             created=draft.started,
         )

@@ -19,9 +19,11 @@ _AT_ONCE = 16
 class JudgeWorker:
     """Asks one judge about every ready turn of a store."""
 
-    def __init__(self, store: TurnStore, judge: PanelJudge) -> None:
+    def __init__(self, store: TurnStore, judge: PanelJudge, *, steps: bool = True) -> None:
+        """Without `steps`, turns of attempts at tasks are left alone."""
         self._store = store
         self._judge = judge
+        self._steps = steps
         self.judged = 0
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -37,7 +39,7 @@ class JudgeWorker:
 
     async def once(self) -> tuple[bool, int]:
         """Judge what is ready; whether the judge failed, and how many turns were looked at."""
-        turns = await self._store.ready(limit=_AT_ONCE)
+        turns = await self._store.ready(limit=_AT_ONCE, steps=self._steps)
         for turn in turns:
             opinion = await self._judge.opinion(turn)
             if opinion is not None and opinion.failed:

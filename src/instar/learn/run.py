@@ -17,6 +17,7 @@ from instar.learn.learner import Learner, Outcome
 from instar.loop import model_folder, store_url
 from instar.publish.gate import retention_set
 from instar.publish.versions import VersionFiles
+from instar.record.attempts import AttemptBook
 from instar.record.controls import is_paused
 from instar.record.forget import finish_rebuild, pending_rebuilds
 from instar.record.store import TurnStore, open_store
@@ -47,7 +48,8 @@ async def learn(
         jobs = []
         if judging:
             judge = make_judge(config, folder=lambda: folder, home=home)
-            jobs.append(JudgeWorker(store, judge).run(stop))
+            steps = config.training.step_weight > 0
+            jobs.append(JudgeWorker(store, judge, steps=steps).run(stop))
         if training:
             await _clean_up(home, store)
             learner = await asyncio.to_thread(make_learner, config, home, folder, store)
@@ -70,6 +72,8 @@ def make_learner(config: Config, home: Path, folder: Path, store: TurnStore) -> 
         book=VersionBook(store),
         files=VersionFiles.of_home(home),
         turns=store.turns,
+        attempts=AttemptBook(store),
+        rollout=config.rollout,
         references=every[::step][:wanted],
         folder=home / "training",
         max_tokens=training.max_tokens,

@@ -110,6 +110,7 @@ class ChatBody(SharedBody):
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     reasoning_effort: str | None = None
     ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
 
 
 REFUSED: Refused = {
@@ -152,6 +153,7 @@ def parse(raw: Mapping[str, Any]) -> Call:
         logprobs=bool(body.logprobs),
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else 0,
         one_call=body.parallel_tool_calls is False,
+        return_ids=bool(body.return_token_ids),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         options=body.options(reasoning_effort=body.reasoning_effort),
         body_hints=body.hints(),
@@ -209,8 +211,14 @@ class ChatWriter:
             "finish_reason": turn.finish,
             "logprobs": {"content": self._log.take()} if self._call.logprobs else None,
         }
+        ids: dict[str, Any] = {}
+        if self._call.return_ids:
+            # Named as vLLM names them.
+            choice["token_ids"] = turn.sampled_ids
+            ids["prompt_token_ids"] = turn.prompt_ids
         return orjson.dumps(
             {
+                **ids,
                 "id": f"chatcmpl-{turn.id}",
                 "object": "chat.completion",
                 "created": self._created,
