@@ -152,10 +152,7 @@ class Learner:
         ages = await self._ages(owner)
         judged = await judged_groups(owner, groups, turns_of=self._turns, ages=ages)
         known = {one.turn.id: one.turn for one in judged}
-        return [
-            replace(one, hinted_ids=hinted_prompt(one.turn, self._renderer, known))
-            for one in judged
-        ]
+        return [replace(one, hinted_ids=self._hinted(one.turn, known)) for one in judged]
 
     async def finish(self, owner: str) -> list[Outcome]:
         """Gate what an earlier process trained and left without a report."""
