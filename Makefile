@@ -16,7 +16,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 ARGS ?=
 STORE_TESTS := $(addprefix tests/unit/test_,store.py store_faults.py keys.py export.py lineage.py forget.py versions.py)
 
-.PHONY: help install install-dev bwrap up test lint format unit test-postgres test-vllm install-toolcall test-toolcall test-gpu demo bench docs clean
+.PHONY: help install install-dev bwrap up test lint format unit test-postgres test-vllm test-envs install-toolcall test-toolcall test-gpu demo bench docs clean
 
 help: ## List what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -78,6 +78,9 @@ install-toolcall: .venv-toolcall/.installed ## BFCL and reasoning-gym, in a .ven
 
 test-toolcall: install-dev install-toolcall ## Tool-call environments on the real packages: gold answers, audited scorers
 	bash tests/toolcall.sh $(ARGS)
+
+test-envs: install-dev ## Every variant of every task, and SWE tasks of real packages (needs PyPI)
+	$(BIN)/pytest tests/envs $(ARGS)
 
 test-gpu: ## Tests that need a CUDA GPU, with the Python that is active
 	python3 -m pytest tests/gpu $(ARGS)

@@ -18,6 +18,7 @@ from instar.commands import (
     model,
     serve,
     sessions,
+    tasks,
     train,
     versions,
 )
@@ -53,6 +54,7 @@ app.add_typer(sessions.app, name="sessions")
 app.add_typer(judge.app, name="judge")
 app.add_typer(versions.app, name="versions")
 app.add_typer(learning.app, name="learning")
+app.add_typer(tasks.app, name="tasks")
 app.add_typer(keys.app, name="keys")
 app.add_typer(config.app, name="config")
 app.add_typer(model.app, name="model", hidden=True)

@@ -199,11 +199,48 @@ async def test_a_broken_world_is_no_fault_of_the_agent(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be in /usr"):
         async with open_sandbox(Spec(workdir="/usr/work")):
             pass
+    async with open_sandbox(Spec()):
+        pass  # from here on a failure is that of one sandbox, not of the machine
     (tmp_path / "big").write_bytes(b"x" * (3 << 20))
     if os.geteuid() == 0:  # a folder of another user is copied, and must fit
         with pytest.raises(EnvironmentFailure, match="No space left"):
             async with open_sandbox(Spec(files=tmp_path, limits=Limits(disk_mb=1))):
                 pass
+
+
+@needs_bwrap
+async def test_a_machine_that_forbids_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old or forbidden bwrap must not look like an agent that killed its shell."""
+    bad = tmp_path / "bwrap"
+    bad.write_text("#!/bin/sh\necho 'bwrap: Unknown option --disable-userns' >&2; exit 1\n")
+    bad.chmod(0o755)
+    monkeypatch.setattr(bwrap, "find_bwrap", lambda: bad)
+    monkeypatch.setattr(bwrap, "_works", set())
+    bwrap._tools.cache_clear()
+    try:
+        with pytest.raises(ConfigError, match=r"Unknown option.*0\.8 or newer"):
+            async with open_sandbox(Spec()):
+                pass
+    finally:
+        bwrap._tools.cache_clear()
+
+
+@needs_bwrap
+async def test_a_stopped_command_leaves_nothing_behind() -> None:
+    """Who waits may give up (the runner has its own limit): the next command is not confused."""
+    mark = sleeper()
+    async with open_sandbox(Spec()) as box:
+        await box.run("echo first")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await box.run(f"echo late; setsid sleep {mark} & sleep {mark}")
+        assert running(mark) == []  # already, not after a while
+        assert (await box.run("echo second")).stdout == "second\n"
+        await box.run(f"setsid sleep {mark} & true")
+        await box.stop()
+        assert running(mark) == []
 
 
 def test_group_settings(tmp_path: Path) -> None:

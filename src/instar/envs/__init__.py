@@ -17,6 +17,8 @@ from instar.protocols import Environment
 ENVIRONMENTS: dict[str, str] = {
     "bfcl": "instar.envs.bfcl",
     "interpreter": "instar.envs.interpreter",
+    "swe": "instar.envs.swe",
+    "terminal": "instar.envs.terminal",
     "toolcall": "instar.envs.toolcall",
 }
 """Modules that are imported only when chosen; each has `open_environment(options)`."""

@@ -33,10 +33,10 @@ from instar.errors import ConfigError, EnvironmentFailure
 
 SANDBOX_UID = 64321
 """Who the agent is to the host where instar runs as root: a user that owns nothing."""
-WRITABLE = ("app", "home", "logs", "mnt", "root", "run", "srv", "tests", "tmp", "var")
+WRITABLE = ("app", "home", "logs", "root", "run", "tests", "tmp", "var")
 SYSTEM = ("bin", "lib", "lib32", "lib64", "libx32", "sbin", "usr")
-NOT_OURS = {"dev", "proc", "sys", "boot", "media", "lost+found", "etc", *WRITABLE}
-ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "python3", "perl")
+NOT_OURS = {"dev", "proc", "sys", "boot", "etc", "lost+found", "media", "mnt", "srv", *WRITABLE}
+ETC = ("alternatives", "ld.so.cache")
 """Of the host's /etc what its programs need to run; nothing about its people or its network."""
 OWN_ETC = {
     "passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
@@ -56,7 +56,8 @@ ENV = {
 NAMESPACES = ("user", "pid", "net", "ipc", "uts", "cgroup-try")
 HINT = (
     "On Debian and Ubuntu: apt install bubblewrap util-linux (or `make bwrap` in a checkout, which "
-    "needs no root); on Fedora: dnf install bubblewrap util-linux; on Arch: pacman -S bubblewrap."
+    "needs no root); on Fedora: dnf install bubblewrap util-linux; on Arch: pacman -S bubblewrap; "
+    "bubblewrap 0.8 or newer."
 )
 
 
@@ -107,7 +108,7 @@ class Files:
         user = () if os.geteuid() == 0 else ("--user", "--map-root-user")
         script = "set -e\n" + self._script() + "\necho ready\nread -r _ || :\n"
         process = await asyncio.create_subprocess_exec(
-            *("unshare", *user, "--mount", "--propagation", "private", "bash", "-c", script),
+            *("unshare", *user, "--mount", "--propagation", "private", "sh", "-c", script),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -217,10 +218,10 @@ class Files:
         line += ["--ro-bind", f"{at}/etc", "/etc"]
         for source in self._etc():
             line += ["--ro-bind", f"{root}/etc/{source.name}", f"/etc/{source.name}"]
-        for number, (_, target) in enumerate(spec.binds):
-            line += ["--ro-bind", f"{at}/b/{number}", target]
         for name in self.writable:
             line += ["--bind", f"{at}/w/{name}", f"/{name}"]
+        for number, (_, target) in enumerate(spec.binds):
+            line += ["--ro-bind", f"{at}/b/{number}", target]
         line += ["--proc", "/proc", "--dev", "/dev"]
         line += ["--size", str(spec.limits.disk_mb << 18), "--tmpfs", "/dev/shm"]
         line += ["--remount-ro", "/dev", "--remount-ro", "/", "--clearenv"]
@@ -248,10 +249,10 @@ class BwrapSandbox:
     async def open(self) -> None:
         await self._files.open()
         close = "".join(f"exec {fd}<&-\n" for fd in self._files.fds)
-        self._prelude = close + ulimits(self._limits, memory=not self._group.entries)
+        self._prelude = close + ulimits(self._limits, alone=not self._group.entries)
         join = "".join(f"echo $$ > {shlex.quote(entry)}; " for entry in self._group.entries)
         enter = [*self._files.enter(), *self._files.arguments()]
-        self._argv = ["bash", "-c", f'{join}exec "$@"', "join", *enter] if join else enter
+        self._argv = ["sh", "-c", f'{join}exec "$@"', "join", *enter] if join else enter
 
     async def run(self, command: str, seconds: float | None = None) -> Ran:
         if self._shell is None or not self._shell.alive:
@@ -276,9 +277,33 @@ class BwrapSandbox:
 
     async def close(self) -> None:
         """Leave nothing: processes, files, control groups."""
-        await self.stop()
-        self._files.close()
-        self._group.close()
+        try:
+            await self.stop()
+        finally:
+            self._files.close()
+            await self._group.close()
+
+
+_works = set[Path | None]()
+"""Root file systems that a sandbox has run on in this process."""
+
+
+async def _prove(sandbox: BwrapSandbox, spec: Spec) -> None:
+    """Find out at the first start whether this machine lets bwrap work, so that it is not taken
+    for the agent's doing later."""
+    try:
+        await sandbox.open()
+        ran = await sandbox.execute("true")
+        problem = "" if ran.code == 0 else f"bwrap failed: {(ran.stderr or ran.note).strip()}"
+    except EnvironmentFailure as error:
+        problem = str(error)
+    if problem:
+        raise ConfigError(
+            f"this machine does not let a sandbox start. {problem}. {HINT} Where the kernel "
+            "forbids user namespaces, allow them (on Ubuntu: sysctl "
+            "kernel.apparmor_restrict_unprivileged_userns=0), or use the docker sandbox."
+        )
+    _works.add(spec.root)
 
 
 @asynccontextmanager
@@ -287,7 +312,10 @@ async def open_sandbox(spec: Spec) -> AsyncIterator[BwrapSandbox]:
     _tools()
     sandbox = BwrapSandbox(spec)
     try:
-        await sandbox.open()
+        if spec.root in _works:
+            await sandbox.open()
+        else:
+            await _prove(sandbox, spec)
         yield sandbox
     finally:
         await sandbox.close()

@@ -7,6 +7,7 @@ behind is empty, and the next start removes it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -99,7 +100,7 @@ class Group:
         """Files that a process writes its number into to join."""
         return sorted(str(folder / "cgroup.procs") for folder in self._folders)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Remove the groups. The kernel needs a moment after the last process has gone."""
         until = time.monotonic() + 2.0
         for folder in self._folders:
@@ -110,4 +111,4 @@ class Group:
                 except FileNotFoundError:
                     break
                 except OSError:
-                    time.sleep(0.001)
+                    await asyncio.sleep(0.001)

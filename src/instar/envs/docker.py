@@ -69,7 +69,7 @@ class DockerSandbox:
 
     async def run(self, command: str, seconds: float | None = None) -> Ran:
         if self._shell is None:
-            limit = ulimits(self._limits, memory=False, processes=False)
+            limit = ulimits(self._limits, alone=False, processes=False)
             self._shell = Shell(self._enter, (), self._limits, limit)
         ran = await self._shell.run(command, seconds or self._limits.seconds)
         if not self._shell.alive:

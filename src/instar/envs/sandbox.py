@@ -13,6 +13,7 @@ is the agent's doing and comes back as a `Ran`; only a broken back-end raises.
 from __future__ import annotations
 
 import io
+import posixpath
 import tarfile
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
@@ -127,10 +128,23 @@ def limits_from(options: Mapping[str, Any]) -> Limits:
     return Limits(**{name: value for name, value in options.items() if name in known})
 
 
-def pack(folder: Path) -> bytes:
-    """A folder's contents as a tar file, for `execute("tar -xf - --no-same-owner", stdin=...)`."""
+def pack(contents: Path | Mapping[str, str | bytes]) -> bytes:
+    """A folder's contents, or files by name, as a tar file to feed to `tar -x --no-same-owner`."""
+    return pack_all({"": contents})
+
+
+def pack_all(parts: Mapping[str, Path | Mapping[str, str | bytes]]) -> bytes:
+    """The same for several folders or sets of files, each under its own path."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as tar:
-        for path in sorted(folder.iterdir()):
-            tar.add(path, arcname=path.name)
+        for under, contents in parts.items():
+            if isinstance(contents, Path):
+                for path in sorted(contents.iterdir()):
+                    tar.add(path, arcname=posixpath.join(under, path.name))
+                continue
+            for name, content in contents.items():
+                raw = content.encode() if isinstance(content, str) else content
+                entry = tarfile.TarInfo(posixpath.join(under, name))
+                entry.size = len(raw)
+                tar.addfile(entry, io.BytesIO(raw))
     return data.getvalue()

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import re
 import secrets
 import signal
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 from instar.envs.sandbox import Limits, Ran
 from instar.errors import EnvironmentFailure
@@ -52,13 +54,14 @@ HEAD = 0.3
 _CHUNK = 1 << 16
 
 
-def ulimits(limits: Limits, *, memory: bool, processes: bool = True) -> str:
-    """Bash lines that bound each process; the only bounds where there are no control groups."""
+def ulimits(limits: Limits, *, alone: bool, processes: bool = True) -> str:
+    """Bash lines that bound each process; `alone`: there are no control groups that do more."""
     lines = [f"ulimit -f {limits.disk_mb * 1024}", "ulimit -c 0", "ulimit -n 1024"]
     if processes:  # counted by user and user namespace
         lines.append(f"ulimit -u {limits.processes}")
-    if memory:
+    if alone:
         lines.append(f"ulimit -v {limits.memory_mb * 1024}")
+        lines.append(f"ulimit -t {math.ceil(10 * limits.seconds * limits.cpus)}")
     return "\n".join(lines) + "\n"
 
 
@@ -206,15 +209,18 @@ class Child:
             self.out.close()
             self.err.close()
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGKILL)
-            await _gone(self._process.pid)
+            # A namespace's first process ends only after every other one in it has ended, so
+            # waiting for our child's children is waiting for all that the agent ever started.
+            watched = [os.pidfd_open(self._process.pid), *_watched(self._process.pid)]
+            os.kill(self._process.pid, signal.SIGKILL)  # not waited for yet, so it is still ours
+            await _ended(watched)
         return self._process.wait()
 
     async def exit_code(self, seconds: float) -> int:
         """Its exit code once it has closed its pipes; killed if it lingers."""
         if self._process.poll() is None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(_gone(self._process.pid), seconds)
+                await asyncio.wait_for(_ended([os.pidfd_open(self._process.pid)]), seconds)
         return await self.close()
 
 
@@ -223,16 +229,28 @@ def _settle(ready: asyncio.Future[None]) -> None:
         ready.set_result(None)
 
 
-async def _gone(pid: int) -> None:
-    """Wait for the end of a child that has not been waited for yet."""
-    loop, ready = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-    fd = os.pidfd_open(pid)
-    loop.add_reader(fd, _settle, ready)
+def _watched(pid: int) -> list[int]:
+    """Descriptors of a process's children, which tell when these end."""
+    found = list[int]()
+    with contextlib.suppress(OSError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            found.append(os.pidfd_open(int(child)))
+    return found
+
+
+async def _ended(fds: Sequence[int]) -> None:
+    """Wait for the end of the processes that these descriptors stand for, and close them."""
+    loop = asyncio.get_running_loop()
     try:
-        await ready
+        for fd in fds:
+            ready = loop.create_future()
+            loop.add_reader(fd, _settle, ready)
+            await ready
+            loop.remove_reader(fd)
     finally:
-        loop.remove_reader(fd)
-        os.close(fd)
+        for fd in fds:
+            loop.remove_reader(fd)
+            os.close(fd)
 
 
 class Shell:
@@ -261,6 +279,9 @@ class Shell:
                 calm = await child.until(self._limits.flood_mb << 20, mark=True)
         except TimeoutError:
             return await self._killed(f"killed after {seconds:g} s; the shell was restarted", True)
+        except asyncio.CancelledError:
+            await self.close()  # its output would be taken for that of the next command
+            raise
         if not calm:
             limit = f"killed after printing {self._limits.flood_mb} MB"
             return await self._killed(f"{limit}; the shell was restarted", False)
