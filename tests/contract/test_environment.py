@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from instar.envs import ENVIRONMENTS, open_environment
+from instar.envs.bwrap import find_bwrap
 from instar.errors import ConfigError, EnvironmentFailure, InstarError
 from instar.protocols import Environment
 from instar.types import Message, Tool
@@ -24,12 +25,21 @@ OPTIONS: dict[str, dict[str, Any]] = {}
 PYTHON = os.environ.get("INSTAR_TEST_TOOLCALL_PYTHON", "")
 NEEDS_PYTHON = ("bfcl", "interpreter")
 """These want the Python of a virtual environment of their own."""
+NEEDS_BWRAP = ("interpreter", "swe", "terminal")
+SWE_TASKS = os.environ.get("INSTAR_TEST_SWE_TASKS", "")
+"""A file of SWE tasks, since none come with instar."""
 TASKS = 3
 """How many tasks of each split are looked at."""
 NOTHING: Message = {"role": "assistant", "content": "I do not know."}
 
 
 def options_of(name: str) -> dict[str, Any]:
+    if name in NEEDS_BWRAP and find_bwrap() is None:
+        pytest.skip(f"{name} wants bubblewrap: make bwrap")
+    if name == "swe":
+        if not SWE_TASKS:
+            pytest.skip("swe wants a file of tasks: INSTAR_TEST_SWE_TASKS")
+        return {"tasks": SWE_TASKS}
     if name in NEEDS_PYTHON:
         if not PYTHON:
             pytest.skip(f"{name} wants software of its own: make test-toolcall")

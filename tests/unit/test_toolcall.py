@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from instar.envs import open_environment
@@ -64,12 +64,14 @@ def test_what_a_reply_is_worth(reply: Message, worth: float) -> None:
     assert grade(reply, WANTED).total == pytest.approx(worth)
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_no_text_is_worth_as_much_as_the_worst_call(text: str) -> None:
     for tried in (text, f"<tool_call>{text}</tool_call>"):
         assert grade(said(tried), WANTED).total < grade(called(("x", {})), WANTED).total
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.text(), st.dictionaries(st.text(), st.integers() | st.text())), min_size=1

@@ -84,7 +84,7 @@ class BfclOptions(EnvironmentOptions):
     """Categories or the groups single_turn, multi_turn, live, non_live; by default all."""
     max_steps: int = Field(default=20, ge=1)
     """Replies with calls that one turn may take; the leaderboard's own limit."""
-    timeout_s: float = Field(default=30, gt=0)
+    timeout_s: float = Field(default=60, gt=0)
     """How long the worker may take over one request."""
 
 

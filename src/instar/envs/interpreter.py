@@ -47,8 +47,8 @@ EXAMPLES = (
     ("How many letters has the word harvest?", 'print(len("harvest"))', "7"),
     ("What is 9 * 12?", "print(9 * 12)", "108"),
 )
-WORKER_S = 30.0
-"""How long a task may take to be made, or an answer to be scored."""
+WORKER_S = 120.0
+"""How long a task may take to be made, or an answer to be scored; the first waits for imports."""
 LONGEST = 4000
 """Characters of the longest answer that is scored."""
 

@@ -150,6 +150,8 @@ class SweEnvironment:
 
     async def step(self, reply: Message) -> tuple[list[Message], bool]:
         sandbox, _ = self._playing()
+        if self._submitted or self._steps >= self._options.max_steps:
+            raise EnvironmentFailure("step after the end of an attempt; call reset first")
         said = list[Message]()
         for call in read_reply(reply, self._options.style, self.tools):
             self._steps += 1

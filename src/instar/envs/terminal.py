@@ -138,13 +138,15 @@ class TerminalEnvironment:
 
     async def step(self, reply: Message) -> tuple[list[Message], bool]:
         sandbox, task = self._playing()
+        limit = self._options.max_steps or task.max_steps or 50
+        if self._submitted or self._steps >= limit:
+            raise EnvironmentFailure("step after the end of an attempt; call reset first")
         said = list[Message]()
         for call in read_reply(reply, self._options.style, self.tools):
             self._steps += 1
             said.append(answer(call, await self._act(sandbox, call)))
             if self._submitted:
                 break
-        limit = self._options.max_steps or task.max_steps or 50
         return said, self._submitted or self._steps >= limit
 
     async def _act(self, sandbox: Sandbox, call: Call) -> str:
@@ -160,7 +162,7 @@ class TerminalEnvironment:
     async def score(self) -> tuple[float, dict[str, Any]]:
         sandbox, task = self._playing()
         await sandbox.stop()
-        about = {"stdout.txt": self._printed, "answer.txt": self._answer.encode()}
+        about = {"stdout.txt": self._printed, "answer.txt": self._answer.encode("utf-8", "replace")}
         empty = {"logs/verifier/.keep": ""}
         files = pack_all({"tests": task.tests, "logs/agent": about, "": empty})
         script = f"cd {shlex.quote(task.workdir)} || cd /\n{GRADE}"
