@@ -62,12 +62,19 @@ def test_total():
 
 def test_total_of_nothing():
     assert total([]) == 0
+
+
+def test_version():
+    from importlib.metadata import version
+
+    assert version("tally") == "1.0"
 """
 FILES = {
     "tally/__init__.py": "from tally.core import clamp, total\n",
     "tally/core.py": SOURCE,
     "tests/test_core.py": TESTS,
     "setup.cfg": "[tool:pytest]\naddopts = -q\n",
+    "PKG-INFO": "Metadata-Version: 2.1\nName: tally\nVersion: 1.0\n",
 }
 
 
@@ -91,10 +98,10 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(default_site() / name, out / "site" / name)  # and no plugins: they are slow
     said = list[str]()
     made = asyncio.run(
-        make_tasks([str(sdist)], out, Wanted(count=3, tries=4), extras=(), say=said.append)
+        make_tasks([str(sdist)], out, Wanted(count=2, tries=4), extras=(), say=said.append)
     )
-    assert said[0] == "tally 1.0: 5 of 5 tests pass"
-    assert len(made) == 3
+    assert said[0] == "tally 1.0: 6 of 6 tests pass"
+    assert len(made) == 2
     return out / "tasks.jsonl"
 
 
@@ -118,7 +125,7 @@ def mend(record: Record) -> Message:
 @needs_sandbox
 async def test_tasks_are_proved(tasks: Path) -> None:
     records = load_records(tasks)
-    assert len({record.instance_id for record in records}) == 3
+    assert len({record.instance_id for record in records}) == 2
     for record in records:
         assert record.fail_to_pass and record.pass_to_pass
         assert not set(record.fail_to_pass) & set(record.pass_to_pass)
@@ -167,18 +174,25 @@ CHEATS = {
 }
 
 
-@needs_sandbox
-async def test_no_trick_passes(tasks: Path) -> None:
-    """All at once, since each one waits mostly for Python to start."""
-    record = load_records(tasks)[0]
-    room = asyncio.Semaphore(3)
+ALONE = ("deletes the tests", "makes the tests a link", "prints what is wanted", "changes git")
+"""Tricks that would undo others; the rest are tried all in one here, each alone in tests/envs."""
 
-    async def cheat(command: str) -> float:
+
+async def rewards(tasks: Path, commands: list[str]) -> list[float]:
+    record, room = load_records(tasks)[0], asyncio.Semaphore(3)
+
+    async def reward(command: str) -> float:
         async with room:
             return (await play(tasks, record, call("bash", command=command)))[0]
 
-    rewards = await asyncio.gather(*map(cheat, CHEATS.values()))
-    assert [name for name, reward in zip(CHEATS, rewards, strict=True) if reward] == []
+    return await asyncio.gather(*map(reward, commands))
+
+
+@needs_sandbox
+async def test_no_trick_passes(tasks: Path) -> None:
+    rest = [text for name, text in CHEATS.items() if name not in (*ALONE, "ends the work")]
+    found = await rewards(tasks, [*(CHEATS[name] for name in ALONE), "\n".join(rest)])
+    assert found == [0.0] * 5
 
 
 @needs_sandbox
