@@ -16,7 +16,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 ARGS ?=
 STORE_TESTS := $(addprefix tests/unit/test_,store.py store_faults.py keys.py export.py lineage.py forget.py versions.py)
 
-.PHONY: help install install-dev bwrap up test lint format unit test-postgres test-vllm test-envs test-gpu demo bench docs clean
+.PHONY: help install install-dev bwrap up test lint format unit test-postgres test-vllm test-envs install-toolcall test-toolcall test-gpu demo bench docs clean
 
 help: ## List what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -72,6 +72,16 @@ test-vllm: install ## The engine's contract on vLLM for CPUs, in a .venv-vllm of
 test-envs: install-dev ## Every variant of every task, and SWE tasks of real packages (needs PyPI)
 	$(BIN)/pytest tests/envs $(ARGS)
 
+install-toolcall: .venv-toolcall/.installed ## BFCL and reasoning-gym, in a .venv-toolcall of their own
+
+.venv-toolcall/.installed: requirements-toolcall.txt
+	@test -x .venv-toolcall/bin/python || $(PYTHON) -m venv .venv-toolcall
+	@.venv-toolcall/bin/pip --disable-pip-version-check --quiet install --no-deps --requirement requirements-toolcall.txt
+	@touch $@
+
+test-toolcall: install-dev install-toolcall ## Tool-call environments on the real packages: gold answers, audited scorers
+	bash tests/toolcall.sh $(ARGS)
+
 test-gpu: ## Tests that need a CUDA GPU, with the Python that is active
 	python3 -m pytest tests/gpu $(ARGS)
 
@@ -89,4 +99,4 @@ docs: install-dev ## Write docs/config.md and docs/cli.md from the code
 	@$(BIN)/instar config docs docs
 
 clean: ## Remove what make made here (not ~/.instar)
-	rm -rf .venv .venv-vllm build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-toolcall build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

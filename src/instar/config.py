@@ -195,6 +195,10 @@ class TrainingConfig(Section):
     """Lambda of generalised advantage estimation along a session."""
     gamma: float = Field(default=0.99, ge=0, le=1)
     """Discount from one turn of a session to the next."""
+    advantage: Literal["verdict", "centred", "gae"] = "centred"
+    """What a verdict is worth: itself, itself less the batch's mean, or GAE along the session."""
+    standing_hints: bool = True
+    """Let the teacher of a praised reply read what the person asks for most often."""
     teacher_temperature: float = Field(default=1.0, gt=0)
     """Temperature of the hinted teacher's distribution."""
     hint_extraction_model: str | None = None

@@ -5,8 +5,9 @@ A plain script for a GPU machine without a network (see pack.sh and unpack.sh):
     export PYTHONPATH=$PWD/src:$HOME/site
     python3 tests/gpu/vllm_h200.py --out results.json
 
-It unpacks the embedded model, runs tests/contract for vLLM in float32, then compares
-log-probs for each dtype. A part that fails is reported, and the rest still runs.
+It unpacks the embedded model, compares log-probs for each dtype, then runs tests/contract for
+vLLM in the first of them (vLLM's adapters for CUDA are for 16 bits only). A part that fails
+is reported, and the rest still runs.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 )
 
 
-TOLERANCES = {"float32": 0.02, "bfloat16": 0.5}
+TOLERANCES = {"float16": 0.1, "bfloat16": 0.5}
 """Of single log-probs; a GPU adds in another order than the CPU that recomputes them."""
 
 
@@ -107,7 +108,7 @@ def attempt(what: Callable[[], Any]) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--dtypes", default="float16,bfloat16")
     parser.add_argument("--parts", default="logprobs,contract")
     parser.add_argument("--out", type=Path, help="also write the JSON here, after each part")
     parser.add_argument("pytest", nargs="*", help="more arguments for pytest, after --")

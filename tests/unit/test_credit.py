@@ -56,6 +56,17 @@ def test_groups_without_variance_are_counted_and_not_trained() -> None:
     assert found.counts == {"zero_variance_groups": 1, "no_credit": 2}
 
 
+def test_centred_verdicts_count_from_their_mean_and_zero_says_nothing() -> None:
+    """Three -1 and one +1: the mean of them and of four zeros is -2 / 8."""
+    settings = CreditSettings(advantage="centred")
+    turns = [judged(name, -1) for name in "abc"] + [judged("d", 1), judged("e", 0)]
+    assert first(binary(turns, settings)) == {"a": -0.75, "b": -0.75, "c": -0.75, "d": 1.25, "e": 0}
+    assert first(binary([judged("a", -1)], settings)) == {"a": -0.8}
+    assert first(binary([judged("a", 1), judged("b", 1)], settings)) == pytest.approx(
+        {"a": 2 / 3, "b": 2 / 3}
+    )
+
+
 def line(scores: list[Score | None], values: list[float] | None = None) -> list[Judged]:
     """Turns of one session, each the next of the one before."""
     return [

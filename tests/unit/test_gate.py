@@ -11,17 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as runs
 from hypothesis import strategies as st
-from store_turns import make_turn
 
 from instar.publish.gate import (
     Correction,
     GateReport,
     Reference,
     decide,
-    examine,
     retention_set,
 )
-from instar.types import Turn
 
 REFERENCES = [
     Reference(kind=kind, question="Why?", answer="So.") for kind in ("fact", "fact", "code")
@@ -44,6 +41,8 @@ def gate(
         "live": "v1",
         "old": old,
         "new": new,
+        # Far from the teacher, so that only the tests of it feel it.
+        "base": [Correction(turn=one.turn, teacher_kl=9.0, reply_logprob=-1.0) for one in old],
         "references": REFERENCES,
         "base_answers": [-1.0, -2.0, -3.0],
         "new_answers": [-1.0, -2.0, -3.0],
@@ -74,6 +73,22 @@ def test_one_that_likes_the_corrected_reply_more_is_rejected() -> None:
     """As after a batch whose verdicts were flipped."""
     old, new = corrections([0.5] * 6), corrections([0.5] * 6, [-0.8] * 6)
     assert "log-prob of the bad reply" in gate(old, new).reasons[0]
+
+
+def test_a_little_past_the_teacher_is_fine_while_the_bad_reply_gets_rarer() -> None:
+    old = corrections([0.5] * 6)
+    assert gate(old, corrections([0.55] * 6, [-1.2] * 6)).accepted
+    assert not gate(old, corrections([0.55] * 6, [-1.0] * 6)).accepted
+    assert gate(old, corrections([0.4] * 6, [-0.9] * 6)).accepted
+    assert not gate(old, corrections([0.55] * 6, [-0.9] * 6)).accepted
+
+
+def test_one_that_is_further_from_the_teacher_than_the_base_has_left_the_topic() -> None:
+    old, base = corrections([0.5] * 6), corrections([0.6] * 6)
+    assert gate(old, corrections([0.59] * 6, [-1.2] * 6), base=base).accepted
+    report = gate(old, corrections([0.7] * 6, [-3.0] * 6), base=base)
+    assert not report.accepted
+    assert "further than the 0.6000 of the base" in report.reasons[0]
 
 
 def test_chance_and_small_changes_do_not_reject() -> None:
@@ -118,6 +133,7 @@ def test_retention_below_the_floor_rejects() -> None:
     [
         ({"old": corrections([0.5]), "new": ()}, "same held-out turns"),
         ({"old": corrections([0.5, 0.5]), "new": corrections([0.5])}, "same held-out turns"),
+        ({"old": corrections([0.5]), "new": corrections([0.5]), "base": ()}, "same held-out turns"),
         ({"new_answers": [-1.0]}, "not every reference answer"),
         ({"new_answers": [-1.0, math.nan, -3.0]}, "1 measurements are not finite"),
         ({"old": corrections([0.5]), "new": corrections([math.inf])}, "not finite"),
@@ -145,34 +161,6 @@ def test_a_report_is_the_same_each_time_and_survives_json(
     assert GateReport.from_json(json.loads(json.dumps(report.to_json()))) == report
     # Whoever measures the same twice never loses against oneself.
     assert gate(made[0], list(reversed(made[0]))).accepted
-
-
-async def test_examining_measures_both_versions_on_the_same_things() -> None:
-    asked: list[tuple[str, int]] = []
-
-    async def measure(version: str, turns: Sequence[Turn]) -> list[Correction]:
-        asked.append((version, len(turns)))
-        kl = {"v1": 0.5, "v2": 0.4}[version]
-        return [Correction(turn=one.id, teacher_kl=kl, reply_logprob=-1.0) for one in turns]
-
-    async def answers(version: str, references: Sequence[Reference]) -> list[float]:
-        asked.append((version, len(references)))
-        return [-1.0] * len(references)
-
-    report = await examine(
-        "v2",
-        live="v1",
-        base="base",
-        turns=[make_turn("t1"), make_turn("t2")],
-        references=retention_set(),
-        corrections=measure,
-        answers=answers,
-        tolerance=0.02,
-        min_retention=0.95,
-    )
-    assert report.accepted and report.turns == 2
-    size = len(retention_set())
-    assert asked == [("v1", 2), ("v2", 2), ("base", size), ("v2", size)]
 
 
 def test_the_retention_set_is_varied_and_clean() -> None:

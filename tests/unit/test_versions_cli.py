@@ -83,6 +83,7 @@ def stocked(home: Path) -> Path:
                 live="v1",
                 old=(),
                 new=(),
+                base=(),
                 references=(),
                 base_answers=(),
                 new_answers=(),

@@ -54,8 +54,8 @@ class Credit:
 class CreditSettings:
     """How verdicts and hints become credit."""
 
-    advantage: Literal["verdict", "gae"] = "verdict"
-    """For turns without a group: the verdict itself, or GAE along the session."""
+    advantage: Literal["verdict", "centred", "gae"] = "verdict"
+    """For turns without a group: the verdict, the verdict less the mean, or GAE along a session."""
     gamma: float = 0.99
     gae_lambda: float = 0.95
     group_scale: Literal["none", "std"] = "none"
@@ -71,6 +71,9 @@ class CreditSettings:
     max_age: int = 4
     """Turns sampled by an older version are left out."""
 
+
+_UNDECIDED = 4
+"""Verdicts of 0 that the mean of `centred` starts from."""
 
 Method = Callable[[Sequence[Judged], CreditSettings], dict[str, Credit]]
 """Turn id to credit; a turn with nothing to learn from is not in it."""
@@ -140,6 +143,8 @@ def binary(judged: Sequence[Judged], settings: CreditSettings) -> dict[str, Cred
         worth |= {name: (value, None) for name, value in _normalised(members, settings).items()}
     if settings.advantage == "gae":
         worth |= _gae(alone, {one.turn.id: one.turn.parent for one in judged}, settings)
+    elif settings.advantage == "centred":
+        worth |= {name: (value, None) for name, value in _centred(alone).items()}
     else:
         worth |= {one.turn.id: (_reward(one), None) for one in alone}
     out = {}
@@ -162,16 +167,16 @@ def opd(judged: Sequence[Judged], settings: CreditSettings) -> dict[str, Credit]
 
     The verdict plays no part: a reply that needed a hint is never reinforced as it stands.
     """
-    hinted = [one for one in judged if one.turn.hint is not None]
     if settings.opd == "full":
         return {
             one.turn.id: Credit(
                 advantages=(0.0,) * len(one.turn.sampled_ids),
                 distill_weights=(1.0,) * len(one.turn.sampled_ids),
             )
-            for one in hinted
+            for one in judged
             if one.hinted_ids is not None
         }
+    hinted = [one for one in judged if one.turn.hint is not None]
     return {
         one.turn.id: Credit(
             advantages=_gap(one.turn, one.teacher_logprobs, settings.opd_clip),
@@ -234,6 +239,17 @@ def _normalised(members: Sequence[Judged], settings: CreditSettings) -> dict[str
     mean, spread = statistics.fmean(rewards), statistics.pstdev(rewards)
     scale = spread if settings.group_scale == "std" and spread else 1.0
     return {one.turn.id: (_reward(one) - mean) / scale for one in members}
+
+
+def _centred(alone: Sequence[Judged]) -> dict[str, float]:
+    """Each verdict less the mean of them all; 0 says nothing, so it stays 0 and is in no mean.
+
+    The mean is drawn to 0 as by a few more verdicts: one alone still counts, and so do many that
+    are all the same.
+    """
+    told = [_reward(one) for one in alone if _reward(one)]
+    mean = sum(told) / (len(told) + _UNDECIDED)
+    return {one.turn.id: _reward(one) - mean if _reward(one) else 0.0 for one in alone}
 
 
 def _gae(

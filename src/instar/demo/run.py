@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from instar.batch.render import ChatRenderer
 from instar.config import Config
 from instar.demo.measure import Measured, Reader
 from instar.demo.person import Person
+from instar.demo.proof import Proof, likeliest, prove
 from instar.demo.talk import Client, Said
 from instar.errors import EngineError
 from instar.gateway.auth import LOCAL_OWNER
@@ -27,9 +28,6 @@ from instar.types import Version
 _POLL_S = 0.5
 _SWAP_S = 1.5
 """The gateway looks for a new live version twice a second."""
-_ENOUGH = 1.3
-"""Conversations held for each turn a batch needs: some are held out, some get no verdict."""
-_TOP_UP = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +41,7 @@ class Report:
     judge_agreement: float | None
     """How often the judge's verdict was the person's truth, where it gave one."""
     kept: tuple[str, ...]
+    proof: Proof | None = None
 
     @property
     def retention(self) -> float | None:
@@ -61,6 +60,8 @@ class Plan:
     samples: int = 2
     """Answers a kept prompt, at each look."""
     max_tokens: int = 128
+    proof: bool = True
+    """Show in the end that lies are stopped and that a rollback brings the old words back."""
 
 
 async def demo(
@@ -84,11 +85,12 @@ async def demo(
     ):
         client = Client(address, config.model.name, max_tokens=plan.max_tokens)
         try:
-            show = _Show(config, person, client, VersionBook(store), reader, plan, progress)
+            show = _Show(config, person, client, store, reader, plan, progress)
             looks, said = await show.run()
+            versions = await VersionBook(store).versions(LOCAL_OWNER)
+            proof = await show.prove() if plan.proof else None
         finally:
             await client.close()
-        versions = await VersionBook(store).versions(LOCAL_OWNER)
         return Report(
             persona=person.name,
             seed=seed,
@@ -96,6 +98,7 @@ async def demo(
             versions=tuple(versions),
             judge_agreement=await _agreement(store, person, said),
             kept=person.kept,
+            proof=proof,
         )
 
 
@@ -105,53 +108,78 @@ class _Show:
         config: Config,
         person: Person,
         client: Client,
-        book: VersionBook,
+        store: TurnStore,
         reader: Reader,
         plan: Plan,
         progress: Callable[[str, float], None],
     ) -> None:
         self._config, self._person, self._client = config, person, client
-        self._book, self._reader, self._plan = book, reader, plan
+        self._store, self._book = store, VersionBook(store)
+        self._reader, self._plan = reader, plan
         self._progress = progress
         self._next = 0
+        self._likeliest: dict[str, tuple[str, ...]] = {}
 
     async def run(self) -> tuple[list[Measured], list[Said]]:
         looks = [await self._look(0)]
         said: list[Said] = []
         for update in range(1, self._plan.updates + 1):
             said += await self._update(update)
+            if self._plan.proof and update >= self._plan.updates - 1:
+                live = await self._book.live_name(LOCAL_OWNER)
+                self._likeliest[live] = await likeliest(self._client, self._person)
             if update in self._plan.look_after or update == self._plan.updates:
                 looks.append(await self._look(update))
         return looks, said
 
+    async def prove(self) -> Proof:
+        """One batch with its verdicts turned round, then a rollback."""
+        before = len(await self._book.versions(LOCAL_OWNER))
+        self._progress("lying to it, and going back", 1.0)
+        return await prove(
+            self._store,
+            self._client,
+            self._person,
+            talk=lambda: self._talk("lying to it", 1.0),
+            learned=lambda: _until(lambda: self._gated(before)),
+            swapped=lambda: asyncio.sleep(_SWAP_S),
+            kept=self._likeliest,
+        )
+
     async def _update(self, update: int) -> list[Said]:
-        """Talk until the next version was trained, whatever the gate says of it."""
+        """Talk until there is enough to learn from, then wait for what the gate says of it."""
         share = (update - 1) / self._plan.updates
         before = len(await self._book.versions(LOCAL_OWNER))
-        need = round(self._config.training.batch_size * _ENOUGH)
-        said: list[Said] = []
-        while len(await self._book.versions(LOCAL_OWNER)) == before:
-            self._progress(f"update {update}: talking", share)
-            said += await asyncio.gather(*(self._converse() for _ in range(need)))
-            need = _TOP_UP
-            self._progress(
-                f"update {update}: judging and training", share + 0.5 / self._plan.updates
-            )
-            await self._trained(before)
+        said = await self._talk(f"update {update}: talking", share)
+        self._progress(f"update {update}: training", share + 0.5 / self._plan.updates)
+        await _until(lambda: self._gated(before))
         await asyncio.sleep(_SWAP_S)
         return said
 
-    async def _trained(self, before: int) -> None:
-        """Until there is a new version with a gate report, or nothing is left to judge."""
-        store_waits = 0
-        while True:
-            versions = await self._book.versions(LOCAL_OWNER)
-            if len(versions) > before and versions[-1].gate is not None:
-                return
-            store_waits = 0 if len(versions) > before else store_waits + 1
-            if store_waits * _POLL_S > 90:
-                return
-            await asyncio.sleep(_POLL_S)
+    async def _talk(self, what: str, share: float) -> list[Said]:
+        """Until there are enough turns with something to learn from."""
+        self._progress(what, share)
+        said: list[Said] = []
+        while (missing := await self._missing()) > 0:
+            said += await asyncio.gather(*(self._converse() for _ in range(missing)))
+        return said
+
+    async def _missing(self) -> int:
+        """How many more turns with something to learn from a batch needs, once all are judged."""
+        await _until(self._all_judged)
+        training = self._config.training
+        waiting = await self._book.trainable(
+            LOCAL_OWNER, share=training.holdout_share, limit=8 * training.batch_size
+        )
+        telling = [x for x in waiting if x.hint or (x.verdict is not None and x.verdict.score)]
+        return training.batch_size - len(telling)
+
+    async def _all_judged(self) -> bool:
+        return not await self._store.ready(LOCAL_OWNER, limit=1)
+
+    async def _gated(self, before: int) -> bool:
+        versions = await self._book.versions(LOCAL_OWNER)
+        return len(versions) > before and versions[-1].gate is not None
 
     async def _converse(self) -> Said:
         prompt = self._person.asked[self._next % len(self._person.asked)]
@@ -164,6 +192,14 @@ class _Show:
         answers = await asyncio.gather(*(self._client.answer(prompt) for prompt in prompts))
         pairs = list(zip(prompts, answers, strict=True))
         return await asyncio.to_thread(self._reader.measure, self._person, pairs, updates)
+
+
+async def _until(true: Callable[[], Awaitable[bool]]) -> None:
+    """Other processes write what is waited for, so there is nothing but to look again."""
+    while True:
+        if await true():
+            return
+        await asyncio.sleep(_POLL_S)
 
 
 async def _agreement(store: TurnStore, person: Person, said: Sequence[Said]) -> float | None:

@@ -17,6 +17,9 @@ from instar.protocols import Environment
 ENVIRONMENTS: dict[str, str] = {
     "terminal": "instar.envs.terminal",
     "swe": "instar.envs.swe",
+    "bfcl": "instar.envs.bfcl",
+    "interpreter": "instar.envs.interpreter",
+    "toolcall": "instar.envs.toolcall",
 }
 """Modules that are imported only when chosen; each has `open_environment(options)`."""
 

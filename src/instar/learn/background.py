@@ -25,6 +25,10 @@ def yield_to_others() -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with contextlib.suppress(OSError):
         os.nice(19)
+    # Linux shares processors out among sessions first, and this process is one of its own: the
+    # above then only counts within it.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text("19")
 
 
 @asynccontextmanager

@@ -36,22 +36,41 @@ def with_hint(messages: Sequence[Message], hint: str) -> tuple[list[Message], in
 
 
 def hinted_prompt(
-    turn: Turn, renderer: ChatRenderer, known: Mapping[str, Turn]
+    turn: Turn,
+    renderer: ChatRenderer,
+    known: Mapping[str, Turn],
+    *,
+    training: TrainingConfig,
+    standing: str | None = None,
 ) -> tuple[int, ...] | None:
-    """The turn's prompt as the teacher reads it, or None where there is no hint."""
-    if turn.hint is None:
+    """The turn's prompt as the teacher reads it, or None where there is no hint.
+
+    `standing` is the hint for a reply that was praised: without a teacher there, verdicts alone
+    would go on pulling at replies that are as wanted, until nothing is left of them but that.
+    """
+    praised = turn.verdict is not None and turn.verdict.score > 0
+    # A person who praises what a judge took for corrected is right: no hint of that turn then.
+    hint = standing if praised else turn.hint.text if turn.hint is not None else None
+    if hint is None:
         return None
     # What the teacher reads, the policy learns: an address in a hint would be learned with it.
-    hint, _ = redact_text(turn.hint.text)
+    hint, _ = redact_text(hint, training.redact, patterns=training.redact_patterns)
     messages, moved = with_hint(turn.messages, hint)
     replies = {at + moved: known[name] for at, name in turn.replies if name in known}
     return renderer.render(messages, tools=turn.tools, replies=replies).ids
+
+
+def standing_hint(turns: Sequence[Turn]) -> str | None:
+    """What a person asked for most often in these turns, the newest of equals."""
+    told = [turn.hint.text for turn in reversed(turns) if turn.hint is not None]
+    return Counter(told).most_common(1)[0][0] if told else None
 
 
 def settings_of(training: TrainingConfig) -> CreditSettings:
     return CreditSettings(
         gamma=training.gamma,
         gae_lambda=training.gae_lambda,
+        advantage=training.advantage,
         binary_weight=training.binary_weight,
         opd_weight=training.opd_weight,
         max_age=training.max_staleness,

@@ -24,7 +24,7 @@ from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
 from instar.errors import ModelError
 from instar.learn import measure
-from instar.learn.batches import Prepared, hinted_prompt, prepare
+from instar.learn.batches import Prepared, hinted_prompt, prepare, standing_hint
 from instar.publish.gate import Correction, GateReport, Reference, decide
 from instar.publish.versions import VersionFiles, safe
 from instar.record.versions import VersionBook
@@ -72,6 +72,7 @@ class Learner:
         self._fresh = copy.deepcopy(trainer.state())
         self._holds: tuple[str, str] | None = None
         self._base_answers: list[float] | None = None
+        self._base_held: dict[str, Correction] = {}
 
     async def learn(self, owner: str) -> Outcome | None:
         """One update for this owner, if enough of their turns are ready or have waited long."""
@@ -108,7 +109,8 @@ class Learner:
             except ModelError as error:
                 await self._book.note_gate(owner, version.name, _refused(live, version.name, error))
                 continue
-            report = self._decide(version.name, live, old, new, kept)
+            base = await asyncio.to_thread(self._base_corrections, held, known)
+            report = self._decide(version.name, live, old, new, base, kept)
             await self._publish(version, report, live, state=None)
             done.append(Outcome(version=version, report=report, metrics={}, seconds=0.0))
         return done
@@ -126,10 +128,7 @@ class Learner:
             learned = await self._book.trained(owner, names, line=live)
             rest = [turn for turn in batch if turn.id not in learned]
             known = await self._known(owner, rest)
-            judged = [
-                Judged(turn=turn, hinted_ids=hinted_prompt(turn, self._renderer, known))
-                for turn in rest
-            ]
+            judged = [Judged(turn=turn, hinted_ids=self._hinted(turn, known)) for turn in rest]
             if prepared := self._prepare(judged, live, at_least=1):
                 done.append(await self._update(owner, live, prepared))
         return done
@@ -167,7 +166,8 @@ class Learner:
             created=time.time(),
         )
         await asyncio.to_thread(self._files.write, version, self._trainer.save_adapter)
-        report = self._decide(name, live, old, new, kept)
+        base = await asyncio.to_thread(self._base_corrections, held, known)
+        report = self._decide(name, live, old, new, base, kept)
         if not await self._book.add(version):
             log.info("%s is given up: one of its turns was forgotten meanwhile", name)
             report = replace(report, accepted=False)
@@ -209,14 +209,29 @@ class Learner:
         )
         age = await self._ages(owner)
         known = await self._known(owner, turns)
+        standing = await self._standing(owner, turns) if training.standing_hints else None
         return [
             Judged(
                 turn=turn,
                 age=age.get(turn.version.rpartition("/")[2], 0),
-                hinted_ids=hinted_prompt(turn, self._renderer, known),
+                hinted_ids=self._hinted(turn, known, standing),
             )
             for turn in turns
         ]
+
+    def _hinted(
+        self, turn: Turn, known: dict[str, Turn], standing: str | None = None
+    ) -> tuple[int, ...] | None:
+        return hinted_prompt(
+            turn, self._renderer, known, training=self._training, standing=standing
+        )
+
+    async def _standing(self, owner: str, turns: Sequence[Turn]) -> str | None:
+        """Where replies are as wanted, few hints are new: those that were held out count, too."""
+        held = await self._book.held_out(
+            owner, share=self._training.holdout_share, limit=self._training.gate_turns
+        )
+        return standing_hint([*held, *turns])
 
     async def _ages(self, owner: str) -> dict[str, int]:
         """How many versions of the live line came after each."""
@@ -232,7 +247,7 @@ class Learner:
 
     async def _known(self, owner: str, turns: Sequence[Turn]) -> dict[str, Turn]:
         """All turns of the sessions of these, by id: hinted prompts reuse their sampled ids."""
-        sessions = {turn.session for turn in turns if turn.hint is not None and turn.replies}
+        sessions = {turn.session for turn in turns if turn.replies}
         found: dict[str, Turn] = {}
         for session in sessions:
             found |= {turn.id: turn for turn in await self._turns(owner, session)}
@@ -255,7 +270,25 @@ class Learner:
         """Of a version, or of the weights as they are now."""
         if name is not None:
             self._hold(owner, name)
-        return measure.corrections(self._trainer, held, renderer=self._renderer, known=known)
+        return measure.corrections(
+            self._trainer, held, renderer=self._renderer, known=known, training=self._training
+        )
+
+    def _base_corrections(self, held: Sequence[Turn], known: dict[str, Turn]) -> list[Correction]:
+        """Of the base: a turn is measured once."""
+        new = [turn for turn in held if turn.id not in self._base_held]
+        found = measure.corrections(
+            self._trainer,
+            new,
+            renderer=self._renderer,
+            known=known,
+            training=self._training,
+            weights="base",
+        )
+        names = {turn.id for turn in held}
+        kept = [one for name, one in self._base_held.items() if name in names]
+        self._base_held = {one.turn: one for one in (*kept, *found)}
+        return list(self._base_held.values())
 
     def _answers(self) -> list[float]:
         """Of the weights as they are now; those of the base are measured once."""
@@ -273,6 +306,7 @@ class Learner:
         live: str,
         old: Sequence[Correction],
         new: Sequence[Correction],
+        base: Sequence[Correction],
         kept: Sequence[float],
     ) -> GateReport:
         return decide(
@@ -280,6 +314,7 @@ class Learner:
             live=live,
             old=old,
             new=new,
+            base=base,
             references=self._references,
             base_answers=self._base_answers or (),
             new_answers=kept,

@@ -9,12 +9,15 @@ The rules, all of which must hold:
 - **Held-out corrections.** Each turn has two numbers: the mean KL divergence a token from the
   policy to the hinted teacher (lower: it does by itself what the person had to ask for), and
   the mean log-prob a token of the reply that was corrected away (lower: it does that less).
-  The candidate is rejected if either gets worse. Worse means two things at once: the mean over
-  the turns is worse than the live version's by more than the tolerance, and it is not by
-  chance, that is, 95 of 100 paired resamplings of the turns say worse too (bootstrap; the
-  same turns are compared, so that easy and hard ones cancel). One turn cannot be resampled;
-  there the tolerance alone decides. Without held-out corrections there is nothing to compare,
-  which the report says.
+  The candidate is rejected if one gets worse and the other does not get better: a verdict can
+  move a policy a little past its teacher, which is no loss as long as what was corrected away
+  goes on getting rarer. Worse means two things at once: the mean over the turns is worse than
+  the live version's by more than the tolerance, and it is not by chance, that is, 95 of 100
+  paired resamplings of the turns say worse too (bootstrap; the same turns are compared, so that
+  easy and hard ones cancel). One turn cannot be resampled; there the tolerance alone decides.
+  Without held-out corrections there is nothing to compare, which the report says.
+- **Never further than the base.** A candidate that is further from the teacher than the base
+  was before it learned anything has left the topic, whatever else got better: rejected.
 - **Retention.** exp(mean log-prob a token of the candidate - that of the base) over the
   reference answers must reach `min_retention`: compared with the base and not with the live
   version, so that many small losses cannot add up to a large one.
@@ -26,15 +29,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from statistics import fmean
 from typing import Any
 
 import numpy as np
-
-from instar.types import Turn
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
@@ -115,44 +116,13 @@ class GateReport:
         return "\n".join(lines)
 
 
-MeasureCorrections = Callable[[str, Sequence[Turn]], Awaitable[Sequence[Correction]]]
-"""(version, turns): one measurement a turn, in any order."""
-MeasureAnswers = Callable[[str, Sequence[Reference]], Awaitable[Sequence[float]]]
-"""(version, references): the mean log-prob a token of each answer."""
-
-
-async def examine(
-    candidate: str,
-    *,
-    live: str,
-    base: str,
-    turns: Sequence[Turn],
-    references: Sequence[Reference],
-    corrections: MeasureCorrections,
-    answers: MeasureAnswers,
-    tolerance: float,
-    min_retention: float,
-) -> GateReport:
-    """Measure both versions and decide."""
-    return decide(
-        candidate=candidate,
-        live=live,
-        old=await corrections(live, turns) if turns else (),
-        new=await corrections(candidate, turns) if turns else (),
-        references=references,
-        base_answers=await answers(base, references) if references else (),
-        new_answers=await answers(candidate, references) if references else (),
-        tolerance=tolerance,
-        min_retention=min_retention,
-    )
-
-
 def decide(
     *,
     candidate: str,
     live: str,
     old: Sequence[Correction],
     new: Sequence[Correction],
+    base: Sequence[Correction],
     references: Sequence[Reference],
     base_answers: Sequence[float],
     new_answers: Sequence[float],
@@ -160,7 +130,7 @@ def decide(
     min_retention: float,
 ) -> GateReport:
     """The rules above, as a pure function."""
-    wrong = _unusable(old, new, references, base_answers, new_answers)
+    wrong = _unusable((old, new, base), references, base_answers, new_answers)
     if wrong:
         return GateReport(
             accepted=False,
@@ -170,14 +140,9 @@ def decide(
             turns=len(old),
             references=len(references),
         )
-    against: list[str] = []
-    fine: list[str] = []
     kl, logprob = _compare(old, new, tolerance=tolerance)
-    for name, found in (("KL to the hinted teacher", kl), ("log-prob of the bad reply", logprob)):
-        if found is not None:
-            (against if found.worse else fine).append(_in_words(name, found, len(old)))
-    if kl is None:
-        fine.append("there are no held-out corrections yet, so none could get worse")
+    astray, _ = _compare(base, new, tolerance=tolerance)
+    against, fine = _on_corrections(kl, logprob, astray, len(old))
     kept, by_kind = _retention(references, base_answers, new_answers)
     if kept is None:
         fine.append("the retention set is empty, so forgetting was not measured")
@@ -199,6 +164,28 @@ def decide(
     )
 
 
+def _on_corrections(
+    kl: Comparison | None, logprob: Comparison | None, astray: Comparison | None, turns: int
+) -> tuple[list[str], list[str]]:
+    """What held-out corrections say against a candidate and what for it."""
+    if kl is None or logprob is None or astray is None:
+        return [], ["there are no held-out corrections yet, so none could get worse"]
+    against: list[str] = []
+    fine: list[str] = []
+    for name, found, other in (
+        ("KL to the hinted teacher", kl, logprob),
+        ("log-prob of the bad reply", logprob, kl),
+    ):
+        words = _in_words(name, found, turns)
+        (against if found.worse and other.high >= 0 else fine).append(words)
+    if astray.worse:
+        against.append(
+            f"KL to the hinted teacher is {astray.candidate:.4f}, further than the "
+            f"{astray.live:.4f} of the base before it learned anything"
+        )
+    return against, fine
+
+
 def retention_set() -> list[Reference]:
     """The questions and reference answers that come with instar."""
     file = resources.files("instar.publish").joinpath("data/retention.jsonl")
@@ -206,18 +193,19 @@ def retention_set() -> list[Reference]:
 
 
 def _unusable(
-    old: Sequence[Correction],
-    new: Sequence[Correction],
+    measured: Sequence[Sequence[Correction]],
     references: Sequence[Reference],
     base_answers: Sequence[float],
     new_answers: Sequence[float],
 ) -> str | None:
     """Why these measurements decide nothing."""
-    if {one.turn for one in old} != {one.turn for one in new} or len(old) != len(new):
-        return "the two versions were not measured on the same held-out turns"
+    if len({tuple(sorted(one.turn for one in found)) for found in measured}) > 1:
+        return "the versions were not measured on the same held-out turns"
     if not len(references) == len(base_answers) == len(new_answers):
         return "not every reference answer was measured under both versions"
-    numbers = [n for one in (*old, *new) for n in (one.teacher_kl, one.reply_logprob)]
+    numbers = [
+        n for found in measured for one in found for n in (one.teacher_kl, one.reply_logprob)
+    ]
     bad = [n for n in (*numbers, *base_answers, *new_answers) if not math.isfinite(n)]
     if bad:
         return f"{len(bad)} measurements are not finite numbers (the first is {bad[0]})"

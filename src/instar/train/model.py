@@ -107,7 +107,7 @@ class Model:
 
     def hidden(self, view: View, tree: Tree) -> Tensor:
         """The last hidden state of each token, [T, D]."""
-        layout = attention.layout_of(tree, device=self.device, dtype=self.dtype)
+        layout = attention.layout_of(tree, device=self.device)
         with self.precision():
             out = view.body(
                 input_ids=torch.tensor([tree.ids], device=self.device),

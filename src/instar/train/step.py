@@ -150,9 +150,14 @@ class TorchTrainer:
 
     @torch.no_grad()
     def divergence(
-        self, prompt_ids: Sequence[int], *, hinted_ids: Sequence[int], sampled_ids: Sequence[int]
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        hinted_ids: Sequence[int],
+        sampled_ids: Sequence[int],
+        weights: Literal["policy", "base"] = "policy",
     ) -> float:
-        """Mean KL a token from the trained weights to the teacher that has read the hint."""
+        """Mean KL a token from some weights to the teacher that has read the hint."""
         plain, hinted = _path(prompt_ids, sampled_ids), _path(hinted_ids, sampled_ids)
         # The teacher of the loss: a policy that follows a guided one moves away from the plain one.
         guidance = self.settings.guidance
@@ -166,7 +171,7 @@ class TorchTrainer:
                 guidance=guidance,
                 temperature=self.training.teacher_temperature,
             )
-        with self.model.reading() as view:
+        with self.model.frozen() if weights == "base" else self.model.reading() as view:
             kl_M = losses.reverse_kl(
                 self._head(view),
                 self.model.hidden(view, plain)[len(prompt_ids) - 1 : -1],
