@@ -6,15 +6,21 @@ installs it and lets no skip pass.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from small_swe import small_tasks
 
-from instar.envs import ENVIRONMENTS, open_environment
+from instar.envs import ENVIRONMENTS, bwrap, open_environment
 from instar.errors import ConfigError, EnvironmentFailure, InstarError
 from instar.protocols import Environment
 from instar.types import Message, Tool
@@ -29,7 +35,22 @@ TASKS = 3
 NOTHING: Message = {"role": "assistant", "content": "I do not know."}
 
 
+SANDBOXED = ("swe", "terminal")
+
+
+@cache
+def swe_tasks() -> str:
+    """A file of small tasks, where git and a sandbox are there to play them."""
+    folder = tempfile.TemporaryDirectory(prefix="instar-swe-")
+    atexit.register(folder.cleanup)
+    return str(small_tasks(Path(folder.name)))
+
+
 def options_of(name: str) -> dict[str, Any]:
+    if name in SANDBOXED and (bwrap.find_bwrap() is None or shutil.which("git") is None):
+        pytest.skip(f"{name} needs git and a sandbox. {bwrap.HINT}")
+    if name == "swe":
+        return {"tasks": swe_tasks()}
     if name in NEEDS_PYTHON:
         if not PYTHON:
             pytest.skip(f"{name} wants software of its own: make test-toolcall")

@@ -3,88 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import shutil
 import subprocess
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from small_swe import FILES, SOURCE, TESTS, archive, small_site
 
 from instar.envs import bwrap, open_environment
 from instar.envs.swe_grade import is_kept
 from instar.envs.swe_make import Wanted, fetch, make_tasks
 from instar.envs.swe_mutate import edits
 from instar.envs.swe_records import Record, as_row, load_records
-from instar.envs.swe_repo import default_site
 from instar.errors import ConfigError, EnvironmentFailure
 from instar.types import Message
 
 needs_sandbox = pytest.mark.skipif(
     bwrap.find_bwrap() is None or shutil.which("git") is None, reason=f"needs git. {bwrap.HINT}"
 )
-SOURCE = '''"""Counting."""
-
-
-def clamp(value, low, high):
-    """The value, or the nearest end of the range."""
-    if value < low:
-        return low
-    return high if value > high else value
-
-
-def total(values):
-    result = 0
-    for value in values:
-        result = result + value
-    return result
-'''
-TESTS = """from tally import clamp, total
-
-
-def test_clamp_inside():
-    assert clamp(5, 0, 10) == 5
-
-
-def test_clamp_below():
-    assert clamp(-5, 0, 10) == 0
-
-
-def test_clamp_above():
-    assert clamp(50, 0, 10) == 10
-
-
-def test_total():
-    assert total([1, 2, 3]) == 6
-
-
-def test_total_of_nothing():
-    assert total([]) == 0
-
-
-def test_version():
-    from importlib.metadata import version
-
-    assert version("tally") == "1.0"
-"""
-FILES = {
-    "tally/__init__.py": "from tally.core import clamp, total\n",
-    "tally/core.py": SOURCE,
-    "tests/test_core.py": TESTS,
-    "setup.cfg": "[tool:pytest]\naddopts = -q\n",
-    "PKG-INFO": "Metadata-Version: 2.1\nName: tally\nVersion: 1.0\n",
-}
-
-
-def archive(path: Path) -> Path:
-    with tarfile.open(path, "w:gz") as tar:
-        for name, text in FILES.items():
-            entry = tarfile.TarInfo(f"tally-1.0/{name}")
-            entry.size = len(text)
-            tar.addfile(entry, io.BytesIO(text.encode()))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +32,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sdist = archive(folder / "tally-1.0.tar.gz")
     out = folder / "out"
     out.mkdir()
-    for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"):
-        shutil.copytree(default_site() / name, out / "site" / name)  # and no plugins: they are slow
+    small_site(out / "site")
     said = list[str]()
     made = asyncio.run(
         make_tasks([str(sdist)], out, Wanted(count=2, tries=4), extras=(), say=said.append)
