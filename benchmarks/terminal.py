@@ -157,6 +157,7 @@ def show(found: dict[str, Any], console: Console) -> None:
         share = whole["share_by_part"][part]
         table.add_row(f"one {part}", f"{ms:.1f} ms, {share:.0%} of an attempt")
     table.add_row("slowest part", whole["slowest"])
+    table.add_row("other work before it began", f"load {found['load']:.1f}")
     table.add_row("cores used", f"{whole['cores_used']:.2f} of {os.cpu_count()}")
     sandboxes = whole["cpu_s_sandboxes"] / (whole["cpu_s_own"] + whole["cpu_s_sandboxes"])
     table.add_row("of that by sandboxes", f"{sandboxes:.0%}")

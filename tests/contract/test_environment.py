@@ -6,16 +6,21 @@ installs it and lets no skip pass.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from small_swe import small_tasks
 
-from instar.envs import ENVIRONMENTS, open_environment
-from instar.envs.bwrap import find_bwrap
+from instar.envs import ENVIRONMENTS, bwrap, open_environment
 from instar.errors import ConfigError, EnvironmentFailure, InstarError
 from instar.protocols import Environment
 from instar.types import Message, Tool
@@ -25,21 +30,28 @@ OPTIONS: dict[str, dict[str, Any]] = {}
 PYTHON = os.environ.get("INSTAR_TEST_TOOLCALL_PYTHON", "")
 NEEDS_PYTHON = ("bfcl", "interpreter")
 """These want the Python of a virtual environment of their own."""
-NEEDS_BWRAP = ("interpreter", "swe", "terminal")
-SWE_TASKS = os.environ.get("INSTAR_TEST_SWE_TASKS", "")
 """A file of SWE tasks, since none come with instar."""
 TASKS = 3
 """How many tasks of each split are looked at."""
 NOTHING: Message = {"role": "assistant", "content": "I do not know."}
 
 
+SANDBOXED = ("interpreter", "swe", "terminal")
+
+
+@cache
+def swe_tasks() -> str:
+    """A file of small tasks, where git and a sandbox are there to play them."""
+    folder = tempfile.TemporaryDirectory(prefix="instar-swe-")
+    atexit.register(folder.cleanup)
+    return str(small_tasks(Path(folder.name)))
+
+
 def options_of(name: str) -> dict[str, Any]:
-    if name in NEEDS_BWRAP and find_bwrap() is None:
-        pytest.skip(f"{name} wants bubblewrap: make bwrap")
+    if name in SANDBOXED and (bwrap.find_bwrap() is None or shutil.which("git") is None):
+        pytest.skip(f"{name} needs git and a sandbox. {bwrap.HINT}")
     if name == "swe":
-        if not SWE_TASKS:
-            pytest.skip("swe wants a file of tasks: INSTAR_TEST_SWE_TASKS")
-        return {"tasks": SWE_TASKS}
+        return {"tasks": swe_tasks()}
     if name in NEEDS_PYTHON:
         if not PYTHON:
             pytest.skip(f"{name} wants software of its own: make test-toolcall")

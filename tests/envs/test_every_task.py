@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_swe import mend
+from test_swe import CHEATS, mend, rewards, tasks
 from test_swe import play as play_swe
 from test_terminal import gold_and_nothing
 
@@ -20,6 +20,7 @@ from instar.envs.swe_records import load_records
 from instar.envs.terminal_tasks import shipped
 from instar.errors import ConfigError
 
+__all__ = ["tasks"]  # a fixture
 PACKAGES = ("inflection==0.5.1", "toolz==1.0.0")
 
 
@@ -54,3 +55,8 @@ async def test_tasks_of_real_packages(package: str, tmp_path: Path) -> None:
         assert (solved[0], nothing[0]) == (1.0, 0.0)
     rows = [json.loads(line) for line in tasks.read_text().splitlines()]
     assert all({"instance_id", "FAIL_TO_PASS", "patch"} <= set(row) for row in rows)
+
+
+async def test_no_trick_passes_alone(tasks: Path) -> None:
+    found = await rewards(tasks, list(CHEATS.values()))
+    assert [name for name, reward in zip(CHEATS, found, strict=True) if reward] == []

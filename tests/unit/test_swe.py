@@ -3,81 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import shutil
 import subprocess
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from small_swe import FILES, SOURCE, TESTS, archive, small_site
 
 from instar.envs import bwrap, open_environment
 from instar.envs.swe_grade import is_kept
 from instar.envs.swe_make import Wanted, fetch, make_tasks
 from instar.envs.swe_mutate import edits
 from instar.envs.swe_records import Record, as_row, load_records
-from instar.envs.swe_repo import default_site
 from instar.errors import ConfigError, EnvironmentFailure
 from instar.types import Message
 
 needs_sandbox = pytest.mark.skipif(
     bwrap.find_bwrap() is None or shutil.which("git") is None, reason=f"needs git. {bwrap.HINT}"
 )
-SOURCE = '''"""Counting."""
-
-
-def clamp(value, low, high):
-    """The value, or the nearest end of the range."""
-    if value < low:
-        return low
-    return high if value > high else value
-
-
-def total(values):
-    result = 0
-    for value in values:
-        result = result + value
-    return result
-'''
-TESTS = """from tally import clamp, total
-
-
-def test_clamp_inside():
-    assert clamp(5, 0, 10) == 5
-
-
-def test_clamp_below():
-    assert clamp(-5, 0, 10) == 0
-
-
-def test_clamp_above():
-    assert clamp(50, 0, 10) == 10
-
-
-def test_total():
-    assert total([1, 2, 3]) == 6
-
-
-def test_total_of_nothing():
-    assert total([]) == 0
-"""
-FILES = {
-    "tally/__init__.py": "from tally.core import clamp, total\n",
-    "tally/core.py": SOURCE,
-    "tests/test_core.py": TESTS,
-    "setup.cfg": "[tool:pytest]\naddopts = -q\n",
-}
-
-
-def archive(path: Path) -> Path:
-    with tarfile.open(path, "w:gz") as tar:
-        for name, text in FILES.items():
-            entry = tarfile.TarInfo(f"tally-1.0/{name}")
-            entry.size = len(text)
-            tar.addfile(entry, io.BytesIO(text.encode()))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +32,13 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sdist = archive(folder / "tally-1.0.tar.gz")
     out = folder / "out"
     out.mkdir()
-    for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"):
-        shutil.copytree(default_site() / name, out / "site" / name)  # and no plugins: they are slow
+    small_site(out / "site")
     said = list[str]()
     made = asyncio.run(
-        make_tasks([str(sdist)], out, Wanted(count=3, tries=4), extras=(), say=said.append)
+        make_tasks([str(sdist)], out, Wanted(count=2, tries=4), extras=(), say=said.append)
     )
-    assert said[0] == "tally 1.0: 5 of 5 tests pass"
-    assert len(made) == 3
+    assert said[0] == "tally 1.0: 6 of 6 tests pass"
+    assert len(made) == 2
     return out / "tasks.jsonl"
 
 
@@ -118,7 +62,7 @@ def mend(record: Record) -> Message:
 @needs_sandbox
 async def test_tasks_are_proved(tasks: Path) -> None:
     records = load_records(tasks)
-    assert len({record.instance_id for record in records}) == 3
+    assert len({record.instance_id for record in records}) == 2
     for record in records:
         assert record.fail_to_pass and record.pass_to_pass
         assert not set(record.fail_to_pass) & set(record.pass_to_pass)
@@ -167,18 +111,25 @@ CHEATS = {
 }
 
 
-@needs_sandbox
-async def test_no_trick_passes(tasks: Path) -> None:
-    """All at once, since each one waits mostly for Python to start."""
-    record = load_records(tasks)[0]
-    room = asyncio.Semaphore(3)
+ALONE = ("deletes the tests", "makes the tests a link", "prints what is wanted", "changes git")
+"""Tricks that would undo others; the rest are tried all in one here, each alone in tests/envs."""
 
-    async def cheat(command: str) -> float:
+
+async def rewards(tasks: Path, commands: list[str]) -> list[float]:
+    record, room = load_records(tasks)[0], asyncio.Semaphore(3)
+
+    async def reward(command: str) -> float:
         async with room:
             return (await play(tasks, record, call("bash", command=command)))[0]
 
-    rewards = await asyncio.gather(*map(cheat, CHEATS.values()))
-    assert [name for name, reward in zip(CHEATS, rewards, strict=True) if reward] == []
+    return await asyncio.gather(*map(reward, commands))
+
+
+@needs_sandbox
+async def test_no_trick_passes(tasks: Path) -> None:
+    rest = [text for name, text in CHEATS.items() if name not in (*ALONE, "ends the work")]
+    found = await rewards(tasks, [*(CHEATS[name] for name in ALONE), "\n".join(rest)])
+    assert found == [0.0] * 5
 
 
 @needs_sandbox

@@ -275,7 +275,7 @@ class Shell:
         try:
             async with asyncio.timeout(seconds):
                 first, self._first = self._first, b""
-                await child.send(first + command.encode("utf-8", "surrogateescape") + b"\0")
+                await child.send(first + command.encode("utf-8", "replace") + b"\0")
                 calm = await child.until(self._limits.flood_mb << 20, mark=True)
         except TimeoutError:
             return await self._killed(f"killed after {seconds:g} s; the shell was restarted", True)

@@ -36,6 +36,7 @@ from instar.envs.swe_repo import WORKDIR, image_of, spec_for
 from instar.errors import ConfigError, EnvironmentFailure
 from instar.types import Message, Tool
 
+Score = tuple[float, dict[str, Any]]
 TEST_EVERY = 4
 SYSTEM = (
     f"You mend software. The repository is in {WORKDIR}, where you have a bash shell; run its "
@@ -116,7 +117,8 @@ class SweEnvironment:
         self._sandbox: Sandbox | None = None
         self._record: Record | None = None
         self._image = Path()
-        self._steps, self._submitted = 0, False
+        self._steps, self._submitted, self._over = 0, False, False
+        self._scored: Score | None = None
 
     async def tasks(self, split: str) -> list[str]:
         if split not in ("train", "test"):
@@ -133,7 +135,7 @@ class SweEnvironment:
             raise ConfigError(f"there is no SWE task {task!r}")
         await self.close()
         self._record = record = self._records[task]
-        self._steps, self._submitted = 0, False
+        self._steps, self._submitted, self._over, self._scored = 0, False, False, None
         self._image = await image_of(record)
         spec = spec_for(self._image, self._site(record), self._limits)
         opened = open_sandbox(spec, self._options.backend)
@@ -149,16 +151,20 @@ class SweEnvironment:
         return site if site.is_dir() else None
 
     async def step(self, reply: Message) -> tuple[list[Message], bool]:
-        sandbox, _ = self._playing()
-        if self._submitted or self._steps >= self._options.max_steps:
-            raise EnvironmentFailure("step after the end of an attempt; call reset first")
+        sandbox, record = self._playing()
+        if self._over:
+            raise EnvironmentFailure(
+                f"the attempt at {record.instance_id} is over; reset starts another"
+            )
+        self._scored = None
         said = list[Message]()
         for call in read_reply(reply, self._options.style, self.tools):
             self._steps += 1
             said.append(answer(call, await self._act(sandbox, call)))
             if self._submitted:
                 break
-        return said, self._submitted or self._steps >= self._options.max_steps
+        self._over = self._submitted or self._steps >= self._options.max_steps
+        return said, self._over
 
     async def _act(self, sandbox: Sandbox, call: Call) -> str:
         if call.error:
@@ -172,8 +178,13 @@ class SweEnvironment:
             return (ran.stdout or ran.stderr).strip() or told(ran)
         return told(await sandbox.run(call.arguments["command"]))
 
-    async def score(self) -> tuple[float, dict[str, Any]]:
+    async def score(self) -> Score:
         sandbox, record = self._playing()
+        if self._scored is None:
+            self._scored = await self._graded(sandbox, record)
+        return self._scored
+
+    async def _graded(self, sandbox: Sandbox, record: Record) -> Score:
         await sandbox.stop()
         patch = await change_of(sandbox)
         tested = await grade(
@@ -194,7 +205,7 @@ class SweEnvironment:
             "submitted": self._submitted,
             "fail_to_pass": f"{len(mended)}/{len(record.fail_to_pass)}",
             "pass_to_pass": f"{len(kept)}/{len(record.pass_to_pass)}",
-            "model_patch": patch[:20_000],
+            "model_patch": patch[:20_000].encode("utf-8", "replace").decode(),
         }
 
     def _playing(self) -> tuple[Sandbox, Record]:

@@ -255,7 +255,9 @@ def _bugs(tree: Path) -> Iterator[tuple[str, str, str, str]]:
         name, folders = relative.name, set(relative.parts[:-1])
         if folders & {*TEST_FOLDERS, "docs", "doc", "examples", "benchmarks", "build"}:
             continue
-        if name in SETTINGS or name == "setup.py" or name.startswith("test_") or "_test" in name:
+        if name in {*SETTINGS, "setup.py", "versioneer.py", "_version.py"}:
+            continue
+        if name.startswith("test_") or name.endswith("_test.py"):
             continue
         try:
             old = path.read_text(encoding="utf-8")

@@ -105,6 +105,11 @@ def extract(archive: Path, to: Path) -> None:
                 shutil.move(path, to / path.name)
     except (OSError, tarfile.TarError) as error:
         raise EnvironmentFailure(f"{archive} cannot be unpacked: {error}") from error
+    if (about := to / "PKG-INFO").is_file():
+        # Nothing is installed; packages that ask for their own version must still find it.
+        metadata = to / f"{archive.name.removesuffix('.tar.gz')}.dist-info"
+        metadata.mkdir(exist_ok=True)
+        shutil.copy(about, metadata / "METADATA")
 
 
 def _check_out(record: Record, to: Path) -> None:

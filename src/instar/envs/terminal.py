@@ -25,6 +25,7 @@ from instar.envs.terminal_tasks import shipped
 from instar.errors import ConfigError, EnvironmentFailure
 from instar.types import Message, Tool
 
+Score = tuple[float, dict[str, Any]]
 TEST_EVERY = 4
 """Every fourth task is for tests, where tasks do not say themselves."""
 SETUP_S = 120.0
@@ -88,6 +89,8 @@ class TerminalEnvironment:
         self._sandbox: Sandbox | None = None
         self._task: harbor.Task | None = None
         self._steps, self._printed, self._answer, self._submitted = 0, b"", "", False
+        self._over = False
+        self._scored: Score | None = None
 
     async def tasks(self, split: str) -> list[str]:
         if split not in ("train", "test"):
@@ -105,6 +108,7 @@ class TerminalEnvironment:
         await self.close()
         self._task = chosen = self._tasks[task]
         self._steps, self._printed, self._answer, self._submitted = 0, b"", "", False
+        self._over, self._scored = False, None
         options = self._options
         spec = Spec(
             limits=limits_from(options.model_dump()),
@@ -138,16 +142,18 @@ class TerminalEnvironment:
 
     async def step(self, reply: Message) -> tuple[list[Message], bool]:
         sandbox, task = self._playing()
-        limit = self._options.max_steps or task.max_steps or 50
-        if self._submitted or self._steps >= limit:
-            raise EnvironmentFailure("step after the end of an attempt; call reset first")
+        if self._over:
+            raise EnvironmentFailure(f"the attempt at {task.id} is over; reset starts another")
+        self._scored = None
         said = list[Message]()
         for call in read_reply(reply, self._options.style, self.tools):
             self._steps += 1
             said.append(answer(call, await self._act(sandbox, call)))
             if self._submitted:
                 break
-        return said, self._submitted or self._steps >= limit
+        limit = self._options.max_steps or task.max_steps or 50
+        self._over = self._submitted or self._steps >= limit
+        return said, self._over
 
     async def _act(self, sandbox: Sandbox, call: Call) -> str:
         if call.error:
@@ -159,8 +165,13 @@ class TerminalEnvironment:
         self._printed = ran.out if ran.out.strip() else self._printed
         return told(ran)
 
-    async def score(self) -> tuple[float, dict[str, Any]]:
+    async def score(self) -> Score:
         sandbox, task = self._playing()
+        if self._scored is None:
+            self._scored = await self._graded(sandbox, task)
+        return self._scored
+
+    async def _graded(self, sandbox: Sandbox, task: harbor.Task) -> Score:
         await sandbox.stop()
         about = {"stdout.txt": self._printed, "answer.txt": self._answer.encode("utf-8", "replace")}
         empty = {"logs/verifier/.keep": ""}
