@@ -102,7 +102,6 @@ async def talking(tmp_path: Path, way: str) -> AsyncIterator[Talk]:
     await served.start()
     claw = OpenClaw(tmp_path / "claw", lean=way == "lean")
     file = claw.configure()
-    before = file.read_text("utf-8")
     connect(claw, served, "--context", str(WINDOW))
     if way != "plugin":
         without_plugin(file, affinity=way == "affinity")
@@ -116,8 +115,9 @@ async def talking(tmp_path: Path, way: str) -> AsyncIterator[Talk]:
             await served.stop()
     if way == "plugin":
         connect(claw, served, "--remove")
-        assert "instar" not in json.dumps(json.loads(file.read_text("utf-8"))["models"])
-        assert before
+        left = json.loads(file.read_text("utf-8"))
+        assert "models" not in left and "rl-training-headers" not in json.dumps(left)
+        assert not (claw.home / "instar").exists()
 
 
 async def test_on_the_embedded_model(tmp_path: Path) -> None:
