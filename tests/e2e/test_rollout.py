@@ -313,7 +313,7 @@ async def test_a_killed_runner_leaves_nothing_behind_and_goes_on(tmp_path: Path)
                 await AttemptBook(store).groups("local", limit=1)
             )
 
-    await until(some_are_over, timeout_s=60)
+    await until(some_are_over, timeout_s=300)
     process.kill()
     await process.wait()
     run = json.loads(next((tmp_path / "rollouts").glob("*.json")).read_text())["run"]
