@@ -79,8 +79,12 @@ def prepare(
     version: str,
     at_least: int,
     max_tokens: int,
+    pass_tokens: int | None = None,
 ) -> Prepared | None:
-    """A batch of `batch_size` turns with credit, or of those there are if at least `at_least`."""
+    """A batch of `batch_size` turns with credit, or of those there are if at least `at_least`.
+
+    A session longer than `max_tokens` is cut; `pass_tokens` is how many are read side by side.
+    """
     credited = credit(judged, training.method, settings_of(training))
     chosen = credited.turns[: training.batch_size]
     if len(chosen) < max(1, at_least):
@@ -93,7 +97,9 @@ def prepare(
     )
     merged = merge(kept, max_tokens=max_tokens)
     samples = pack(
-        merged.samples, max_tokens=max_tokens, parts=training.gradient_accumulation_steps
+        merged.samples,
+        max_tokens=min(max_tokens, pass_tokens or max_tokens),
+        parts=training.gradient_accumulation_steps,
     )
     counts |= {"cuts": merged.cuts, "too_long": len(merged.too_long)}
     batch = Batch(samples=samples, version=version, rewards=credited.rewards, counts=dict(counts))
