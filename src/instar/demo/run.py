@@ -84,6 +84,7 @@ async def demo(
             show = _Show(config, person, client, store, reader, plan, progress)
             looks, said = await show.run()
         finally:
+            reader.stop()
             await client.close()
         versions = await VersionBook(store).versions(LOCAL_OWNER)
         return Report(
