@@ -16,7 +16,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 ARGS ?=
 STORE_TESTS := $(addprefix tests/unit/test_,store.py store_faults.py keys.py export.py lineage.py forget.py versions.py)
 
-.PHONY: help install install-dev up test lint format unit test-postgres test-vllm test-gpu demo bench docs clean
+.PHONY: help install install-dev up test lint format unit test-postgres test-vllm test-gpu test-crash demo bench docs clean
 
 help: ## List what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -66,6 +66,9 @@ test-vllm: install ## The engine's contract on vLLM for CPUs, in a .venv-vllm of
 
 test-gpu: ## Tests that need a CUDA GPU, with the Python that is active
 	python3 -m pytest tests/gpu $(ARGS)
+
+test-crash: install-dev ## Kill gateway, engine, judge and trainer 75 times under a talking client
+	$(BIN)/pytest tests/crash $(ARGS)
 
 demo: install ## Watch the model learn from a simulated person (ARGS="--persona student")
 	@$(BIN)/instar demo $(ARGS)
