@@ -176,7 +176,8 @@ async def _first_token(http: httpx.AsyncClient, rng: random.Random) -> tuple[flo
         async for line in answer.aiter_lines():
             if not first and '"content":' in line and '"content":""' not in line:
                 first = time.perf_counter() - start
-                version = json.loads(line.removeprefix("data: "))["system_fingerprint"]
+                named = json.loads(line.removeprefix("data: "))["system_fingerprint"]
+                version = named.rpartition("/")[2]
     return first or time.perf_counter() - start, version
 
 

@@ -118,8 +118,9 @@ class Client:
         except httpx.TransportError:
             self.failed += 1
             return None
-        found = _streamed(raw) if stream else _whole(raw)
-        if answer.status_code != 200 or found is None:
+        fine = answer.status_code == 200
+        found = (_streamed(raw) if stream else _whole(raw)) if fine else None
+        if found is None:
             self.failed += 1
             return None
         name = found.pop("id").removeprefix("chatcmpl-")
@@ -143,7 +144,9 @@ def _streamed(raw: str) -> dict[str, Any] | None:
     deltas = [event["choices"][0]["delta"] for event in events if event["choices"]]
     content = "".join(delta.get("content") or "" for delta in deltas)
     first = events[0]
-    return {"id": first["id"], "content": content, "version": first["system_fingerprint"]}
+    # A stream names the version as the engine does, with the owner before it.
+    version = first["system_fingerprint"].rpartition("/")[2]
+    return {"id": first["id"], "content": content, "version": version}
 
 
 class Fleet:
@@ -191,6 +194,8 @@ class Fleet:
         for one in self.alive():
             with suppress(psutil.NoSuchProcess):
                 one.kill()
+        for mine in self.processes.values():
+            mine.wait()
 
     def alive(self) -> list[psutil.Process]:
         """Every process that descends from this run, also those whose parents are gone."""
@@ -276,8 +281,9 @@ async def kill_often(home: Path, *, layout: str, kills: int, seed: int) -> Run:
                 victim = rng.choice(WHOLE[layout])
                 await until(lambda victim=victim: fleet.kill(victim), 120)
                 killed[victim] += 1
-            answered = len(client.answered)
-            await until(lambda: len(client.answered) > answered + 8, 120)
+            # Everybody is back once there is another version: answered, judged and trained.
+            trained = _count(home, "versions")
+            await until(lambda: _count(home, "versions") > trained + 1, 240)
         await until(lambda: _at_rest(home), 240)
         return Run(fleet, client, killed, await fleet.stop())
     finally:
@@ -294,7 +300,7 @@ async def _moment(kind: str, seconds: float, home: Path) -> None:
     }
     if kind in watched:
         with suppress(TimeoutError):
-            await until(watched[kind], 10, every=0.001)
+            await until(watched[kind], 10, every=0.003)
 
 
 def _glob(folder: Path, pattern: str) -> Iterator[Path]:
