@@ -28,6 +28,8 @@ import psutil
 from tiny_models import tiny_llama
 
 OWNER = "local"
+PATIENCE_S = 600
+"""How long anything that must come may take; only a hang takes so long."""
 MARK = "INSTAR_CRASH_RUN"
 """An environment variable that all processes of a run inherit, so that none is overlooked."""
 
@@ -91,7 +93,7 @@ class Client:
     failed: int = 0
 
     async def talk(self, stop: asyncio.Event) -> None:
-        async with httpx.AsyncClient(base_url=self.address, timeout=90) as http:
+        async with httpx.AsyncClient(base_url=self.address, timeout=PATIENCE_S) as http:
             while not stop.is_set():
                 session = f"s{uuid.uuid4().hex}"
                 history = [{"role": "user", "content": self.rng.choice(PROMPTS)}]
@@ -184,7 +186,8 @@ class Fleet:
         for one in self.processes.values():
             one.send_signal(signal.SIGINT)
         codes = {
-            name: await asyncio.to_thread(one.wait, 60) for name, one in self.processes.items()
+            name: await asyncio.to_thread(one.wait, PATIENCE_S)
+            for name, one in self.processes.items()
         }
         self.processes.clear()
         return codes
@@ -275,16 +278,16 @@ async def kill_often(home: Path, *, layout: str, kills: int, seed: int) -> Run:
     try:
         fleet.start()
         async with talking(client):
-            await until(lambda: len(client.answered) > 2, 120)
+            await until(lambda: len(client.answered) > 2, PATIENCE_S)
             for _ in range(kills):
                 await _moment(rng.choice(MOMENTS), rng.uniform(0, 5), home)
                 victim = rng.choice(WHOLE[layout])
-                await until(lambda victim=victim: fleet.kill(victim), 120)
+                await until(lambda victim=victim: fleet.kill(victim), PATIENCE_S)
                 killed[victim] += 1
             # Everybody is back once there is another version: answered, judged and trained.
             trained = _count(home, "versions")
-            await until(lambda: _count(home, "versions") > trained + 1, 240)
-        await until(lambda: _at_rest(home), 240)
+            await until(lambda: _count(home, "versions") > trained + 1, PATIENCE_S)
+        await until(lambda: _at_rest(home), PATIENCE_S)
         return Run(fleet, client, killed, await fleet.stop())
     finally:
         fleet.end()

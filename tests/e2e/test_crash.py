@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 from aftermath import check
-from kills import OWNER, Client, Fleet, kill_often, talking, until
+from kills import OWNER, PATIENCE_S, Client, Fleet, kill_often, talking, until
 
 from instar.publish.versions import ADAPTER, VersionFiles
 from instar.record.store import open_store
@@ -34,7 +34,7 @@ async def damaged_versions_are_passed_over(fleet: Fleet) -> None:
     fleet.start()
     try:
         async with talking(client, 1):
-            await until(lambda: len(client.answered) > 1, 120)
+            await until(lambda: len(client.answered) > 1, PATIENCE_S)
         await fleet.stop()
     finally:
         await asyncio.to_thread(fleet.end)
