@@ -16,7 +16,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 ARGS ?=
 STORE_TESTS := $(addprefix tests/unit/test_,store.py store_faults.py attempts.py keys.py export.py lineage.py forget.py versions.py)
 
-.PHONY: help install install-dev bwrap up test lint format unit test-postgres test-vllm test-envs install-toolcall test-toolcall test-gpu demo bench docs test-clients install-envs clean
+.PHONY: help install install-dev bwrap up test lint format unit test-postgres test-vllm test-envs install-toolcall test-toolcall test-gpu demo bench docs test-clients install-envs test-crash clean
 
 help: ## List what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -98,6 +98,9 @@ test-clients: install-dev ## Real programs as clients: OpenClaw, codex, Claude C
 
 test-gpu: ## Tests that need a CUDA GPU, with the Python that is active
 	python3 -m pytest tests/gpu $(ARGS)
+
+test-crash: install-dev ## Kill gateway, engine, judge and trainer 75 times under a talking client
+	$(BIN)/pytest tests/crash $(ARGS)
 
 demo: install ## Watch the model learn from a simulated person (ARGS="--persona student")
 	@$(BIN)/instar demo $(ARGS)

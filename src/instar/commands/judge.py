@@ -25,6 +25,8 @@ from instar.commands.common import (
     resolve,
     resolve_last,
 )
+from instar.commands.serve import LogLevel
+from instar.commands.train import run
 from instar.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -81,6 +83,21 @@ def score(
         typer.secho(f"{cases}:{at}: {problem}", fg=typer.colors.RED, err=True)
     if bad:
         raise typer.Exit(1)
+
+
+@app.command("run", epilog="Example: instar judge run --set evaluation.judge.type=rules")
+def run_alone(
+    home: Home = DEFAULT_HOME,
+    file: File = None,
+    sets: Sets = None,
+    log_level: LogLevel = "info",
+    as_json: Json = False,
+) -> None:
+    """Judge turns as what followed them becomes known, and train nothing; Ctrl-C stops.
+
+    `instar train --no-judge` is the other half. `instar up` runs both by itself.
+    """
+    run(home, file, sets, training=False, log_level=log_level, json=as_json)
 
 
 @app.command(epilog="Example: instar judge train --cases my_cases.jsonl")

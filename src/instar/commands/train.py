@@ -33,6 +33,11 @@ Background = Annotated[
     typer.Option("--background", help="Only take what other processes leave of the processor."),
 ]
 
+WithParent = Annotated[
+    bool,
+    typer.Option("--with-parent", hidden=True, help="End when standard input closes."),
+]
+
 
 def train(
     home: Home = DEFAULT_HOME,
@@ -40,6 +45,7 @@ def train(
     sets: Sets = None,
     judging: Judging = True,
     background: Background = False,
+    with_parent: WithParent = False,
     log_level: LogLevel = "info",
     as_json: Json = False,
 ) -> None:
@@ -48,6 +54,10 @@ def train(
     It meets the gateway only in the store and the folder of versions, so it may run before,
     beside or after `instar serve`. `instar up` starts it by itself.
     """
+    from instar.learn.background import end_with_parent
+
+    if with_parent:
+        end_with_parent()
     run(home, file, sets, judging=judging, background=background, log_level=log_level, json=as_json)
 
 

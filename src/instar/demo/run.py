@@ -86,6 +86,7 @@ async def demo(
             versions = await VersionBook(store).versions(LOCAL_OWNER)
             proof = await show.prove() if plan.proof else None
         finally:
+            reader.stop()
             await client.close()
         return Report(
             persona=person.name,

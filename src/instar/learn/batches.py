@@ -86,11 +86,13 @@ def prepare(
     version: str,
     at_least: int,
     max_tokens: int,
+    pass_tokens: int | None = None,
     all_of_it: bool = False,
     merged: bool = True,
 ) -> Prepared | None:
     """A batch of `batch_size` turns with credit, or of those there are if at least `at_least`.
 
+    A session longer than `max_tokens` is cut; `pass_tokens` is how many are read side by side.
     `all_of_it` takes every turn, as groups must be; without `merged` no two share a sequence.
     """
     credited = credit(judged, training.method, settings_of(training))
@@ -107,7 +109,7 @@ def prepare(
     parts = [merge(part, max_tokens=max_tokens) for part in ([kept] if merged else zip(kept))]
     samples = pack(
         tuple(sample for part in parts for sample in part.samples),
-        max_tokens=max_tokens,
+        max_tokens=min(max_tokens, pass_tokens or max_tokens),
         parts=training.gradient_accumulation_steps,
     )
     counts["cuts"] = sum(part.cuts for part in parts)

@@ -1,9 +1,9 @@
 """Trains one owner's next version from their judged turns, gates it and makes it live.
 
-The order of writes makes a crash harmless at any point: files of a version first, then the store
-learns of it together with the turns that trained it, then its gate report, then the optimiser's
-state, then it goes live. A candidate that was left without a gate report is measured again at the
-next start; the optimiser's state is used only if it belongs to the live version.
+The order of writes makes a crash harmless at any point: files of a version and the optimiser's
+state first, then the store learns of it together with the turns that trained it, then its gate
+report, then it goes live. What was left half-way is finished at the next start: a candidate
+without a report is measured, one that was accepted goes live.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from instar.batch.credit import Judged
 from instar.batch.render import ChatRenderer
 from instar.config import RolloutConfig, TrainingConfig
@@ -26,6 +24,8 @@ from instar.errors import ModelError
 from instar.learn import measure
 from instar.learn.batches import Prepared, hinted_prompt, prepare, standing_hint
 from instar.learn.groups import HELD_OUT, is_held_out, judged_groups, tried, with_outcome
+from instar.learn.memory import CPU_PASS_TOKENS, give_back
+from instar.learn.states import TrainerStates
 from instar.publish.gate import Correction, GateReport, Reference, Tried, decide
 from instar.publish.versions import VersionFiles, safe
 from instar.record.attempts import AttemptBook
@@ -84,7 +84,7 @@ class Learner:
         self._files = files
         self._turns = turns
         self._references = list(references)
-        self._folder = folder
+        self._states = TrainerStates(folder)
         self._max_tokens = max_tokens
         self._attempts = attempts
         self._rollout = rollout or RolloutConfig()
@@ -155,34 +155,43 @@ class Learner:
         return [replace(one, hinted_ids=self._hinted(one.turn, known)) for one in judged]
 
     async def finish(self, owner: str) -> list[Outcome]:
-        """Gate what an earlier process trained and left without a report."""
-        live = await self._book.live_name(owner)
+        """Gate and publish what an earlier process trained and left half-way."""
         left = [
             one
             for one in await self._book.versions(owner)
-            if one.state == "candidate" and one.gate is None and not one.tainted
+            if one.state == "candidate" and not one.tainted
         ]
         done = []
         for version in left:
+            live = await self._book.live_name(owner)
+            if version.gate is not None:
+                # Measured, but not live: it died in between, or a person rolled back meanwhile.
+                if version.gate["accepted"] and version.parent == live:
+                    await self._go_live(version, live)
+            elif (outcome := await self._gate_again(version, live)) is not None:
+                done.append(outcome)
+        await self._prune(owner)
+        return done
+
+    async def _gate_again(self, version: Version, live: str) -> Outcome | None:
+        """Measure a candidate from its files; None where that cannot be, and it is rejected."""
+        owner = version.owner
+        held = await self._held_out(owner)
+        try:
             if version.parent != live:
-                why = ModelError(
+                raise ModelError(
                     f"it was trained from {version.parent}, which is not live any more"
                 )
-                await self._book.note_gate(owner, version.name, _refused(live, version.name, why))
-                continue
-            held = await self._held_out(owner)
             old = await asyncio.to_thread(self._measure, owner, live, held)
-            try:
-                new = await asyncio.to_thread(self._measure, owner, version.name, held)
-                kept = await asyncio.to_thread(self._answers)
-            except ModelError as error:
-                await self._book.note_gate(owner, version.name, _refused(live, version.name, error))
-                continue
-            base = await asyncio.to_thread(self._base_corrections, held.turns, held.known)
-            report = self._decide(version.name, live, old, new, base, kept)
-            await self._publish(version, report, live, state=None)
-            done.append(Outcome(version=version, report=report, metrics={}, seconds=0.0))
-        return done
+            new = await asyncio.to_thread(self._measure, owner, version.name, held)
+            kept = await asyncio.to_thread(self._answers)
+        except ModelError as error:
+            await self._book.note_gate(owner, version.name, _refused(live, version.name, error))
+            return None
+        base = await asyncio.to_thread(self._base_corrections, held.turns, held.known)
+        report = self._decide(version.name, live, old, new, base, kept)
+        await self._publish(version, report, live)
+        return Outcome(version=version, report=report, metrics={}, seconds=0.0)
 
     async def relearn(self, owner: str, batches: Sequence[Sequence[Turn]]) -> list[Outcome]:
         """Train a line again from these batches, for instance without what was forgotten.
@@ -228,6 +237,7 @@ class Learner:
             version=live,
             at_least=at_least,
             max_tokens=self._max_tokens,
+            pass_tokens=CPU_PASS_TOKENS if self._trainer.model.device.type == "cpu" else None,
             all_of_it=groups,
             merged=self._rollout.session_aware or not groups,
         )
@@ -255,6 +265,7 @@ class Learner:
             created=time.time(),
         )
         await asyncio.to_thread(self._files.write, version, self._trainer.save_adapter)
+        await asyncio.to_thread(self._states.save, owner, name, self._trainer.state())
         base = await asyncio.to_thread(self._base_corrections, held.turns, held.known)
         report = self._decide(name, live, old, new, base, kept)
         if not await self._book.add(version):
@@ -262,26 +273,27 @@ class Learner:
             report = replace(report, accepted=False)
             await asyncio.to_thread(self._files.remove, owner, name)
         else:
-            await self._publish(version, report, live, state=self._trainer.state())
+            await self._publish(version, report, live)
         if not report.accepted:
             self._trainer.load_state(before)
         self._holds = (owner, name if report.accepted else live)
         await self._prune(owner)
+        await asyncio.to_thread(give_back)
         seconds = time.monotonic() - started
         log.info("%s in %.1f s: %s", name, seconds, "; ".join(report.reasons))
         return Outcome(version=version, report=report, metrics=metrics, seconds=seconds)
 
-    async def _publish(
-        self, version: Version, report: GateReport, live: str, *, state: dict[str, Any] | None
-    ) -> None:
+    async def _publish(self, version: Version, report: GateReport, live: str) -> None:
         found = report.to_json()
         await self._book.note_gate(version.owner, version.name, found)
         gated = replace(version, gate=found, state="candidate" if report.accepted else "rejected")
-        await asyncio.to_thread(self._files.annotate, gated)
-        if not report.accepted:
-            return
-        if state is not None:
-            await asyncio.to_thread(self._save_state, version.owner, version.name, state)
+        if report.accepted:
+            await self._go_live(gated, live)
+        else:
+            await asyncio.to_thread(self._files.annotate, gated)
+
+    async def _go_live(self, version: Version, live: str) -> None:
+        await asyncio.to_thread(self._files.annotate, version)
         await self._book.promote(version.owner, version.name, instead_of=live)
 
     def _steps(self, prepared: Prepared) -> dict[str, float]:
@@ -350,7 +362,7 @@ class Learner:
         """Bring the trainer to a version, with its optimiser's state where there is one."""
         if self._holds == (owner, name):
             return
-        state = self._load_state(owner, name)
+        state = self._states.load(owner, name)
         self._trainer.load_state(copy.deepcopy(state or self._fresh))
         if state is None and name != BASE_VERSION:
             self._files.read(owner, name)
@@ -424,30 +436,9 @@ class Learner:
     async def _prune(self, owner: str) -> None:
         for version in await self._book.prune(owner, keep=self._training.keep_versions):
             await asyncio.to_thread(self._files.remove, owner, version.name)
-
-    def _state_file(self, owner: str) -> Path:
-        return self._folder / f"{safe(owner)}.pt"
-
-    def _save_state(self, owner: str, name: str, state: dict[str, Any]) -> None:
-        file = self._state_file(owner)
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        part = file.with_suffix(".part")
-        torch.save({"version": name, "state": state}, part)
-        part.replace(file)
-
-    def _load_state(self, owner: str, name: str) -> dict[str, Any] | None:
-        """The optimiser's state after that version; None where it is of another one."""
-        try:
-            found = torch.load(self._state_file(owner), weights_only=True)
-        except FileNotFoundError:
-            return None
-        except Exception as error:
-            log.warning(
-                "the trainer's state of %s cannot be read, so it starts anew: %s", owner, error
-            )
-            return None
-        state: dict[str, Any] | None = found["state"] if found.get("version") == name else None
-        return state
+        # That of the version before, too: a rollback goes on with it.
+        line = await self._book.line(owner, await self._book.live_name(owner))
+        await asyncio.to_thread(self._states.keep, owner, [one.name for one in line[:2]])
 
 
 def _refused(live: str, name: str, error: ModelError) -> dict[str, Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import IO
 
 from instar.batch.render import ChatRenderer
 from instar.config import Config
@@ -28,6 +30,7 @@ log = logging.getLogger("instar.learn")
 
 _IDLE_S = 1.0
 _FAILED_S = 10.0
+_LOCKED_S = 1.0
 
 
 async def learn(
@@ -51,10 +54,39 @@ async def learn(
             steps = config.training.step_weight > 0
             jobs.append(JudgeWorker(store, judge, steps=steps).run(stop))
         if training:
-            await _clean_up(home, store)
-            learner = await asyncio.to_thread(make_learner, config, home, folder, store)
-            jobs.append(_train(learner, store, stop, on_outcome))
+            jobs.append(_train_alone(config, home, folder, store, stop, on_outcome))
         await asyncio.gather(*jobs)
+
+
+async def _train_alone(
+    config: Config,
+    home: Path,
+    folder: Path,
+    store: TurnStore,
+    stop: asyncio.Event,
+    on_outcome: Callable[[Outcome], None],
+) -> None:
+    """Train once no other process does: one writes the versions of a home."""
+    lock = home / "training" / "lock"
+    lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with lock.open("ab") as file:
+        while not _taken(file):
+            if stop.is_set():
+                return
+            log.warning("another process trains in %s; this one waits until it ends", home)
+            await pause(stop, _LOCKED_S)
+        await _clean_up(home, store)
+        learner = await asyncio.to_thread(make_learner, config, home, folder, store)
+        await _train(learner, store, stop, on_outcome)
+
+
+def _taken(file: IO[bytes]) -> bool:
+    """Whether the lock is ours now; the system frees it when we end, however we do."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def make_learner(config: Config, home: Path, folder: Path, store: TurnStore) -> Learner:

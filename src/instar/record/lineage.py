@@ -46,7 +46,7 @@ def one(connection: sa.Connection, owner: str, name: str) -> Version | None:
 
 
 def live(connection: sa.Connection) -> dict[str, Version]:
-    """Each owner's live version, without its turns: asked twice a second."""
+    """Each owner's live version, without its turns: asked ten times a second."""
     # The literal, not a bound value: only then do both databases use the partial index.
     query = sa.select(versions).where(sa.text("state = 'live'"))
     found = connection.execute(query).mappings().all()
