@@ -13,11 +13,11 @@ from instar.judge.hints import (
     candidates,
     instruction,
     plain_wishes,
-    split,
     teacher_system,
     wish_words,
 )
 from instar.judge.next_state import Case
+from instar.judge.wishes import split
 
 
 def hint(text: str) -> str | None:

@@ -14,14 +14,14 @@ from typing import Protocol
 
 from instar.judge.lexicon import count, lowered
 from instar.judge.next_state import Case
-from instar.judge.wishes import Order, read, sentences, settle
+from instar.judge.orders import Order, sentences, settle
+from instar.judge.wishes import asks, read, split
 
 MAX_SENTENCES = 3
 MAX_CHARS = 400
 """Longer words of a person are cut at a sentence: a hint is an instruction, not a letter."""
 
 ROLE = "You are a helpful assistant."
-_SENTENCE = re.compile(r"(?:[^.!?\n。!?؟।]|[.!?](?=\w))+(?:[.!?。!?؟।]+[\"'”»)]*|\n|$)")
 _FILLER = re.compile(
     r"^(?:(?:ok(?:ay)?|hm+|um+|uh+|hey|hi|hello|please|pls|sorry|thanks?(?: you)?|honestly|wow|oh|"
     r"ugh|danke|bitte|merci|gracias|grazie|obrigado)\b[\s,.!:;–—-]*"
@@ -55,15 +55,6 @@ _EMPTY = re.compile(
 )
 _TELLING = ("length", "format", "tone")
 _ORDERING = ("change", "not_asked", "task")
-_ASKS = re.compile(
-    r"^(?:please |always |never |just |only |maybe |next time,? |from now on,? )*(?:be|begin|start|"
-    r"end|finish|say|speak|talk|write|answer|reply|respond|tell|explain|use|keep|make|put|give|show|"
-    r"add|include|mention|name|call|address|focus|stick|sound|act|leave|cut|move|change|replace|"
-    r"translate|describe|compare|round|check|cite|quote|ask|stop|avoid|remove|skip|drop|do|don't|"
-    r"more|less|fewer|no|not)\b(?! (?:up|that again|it again|me)\b)"
-    r"|\bi(?:'d| would)? (?:want|need|like|prefer|expect|meant|wanted|needed|asked for)\b"
-    r"|\b(?:should|must|ought to|has to|have to|needs? to|supposed to)\b"
-)
 _PRAISING = ("praise", "thanks", "works", "accept")
 _WORD = re.compile(r"\w+")
 
@@ -142,11 +133,6 @@ def _kept(wanted: Sequence[Order], orders: Sequence[Order]) -> bool:
     return all(one.about in about for one in wanted)
 
 
-def split(words: str) -> list[str]:
-    """Its sentences."""
-    return [one.strip() for one in _SENTENCE.findall(words) if one.strip()]
-
-
 FRAMES: dict[str, Callable[[str], str | None]] = {
     "instruction": instruction,
     "plain": plain_wishes,
@@ -189,7 +175,7 @@ def _told(part: str) -> bool:
     # Enough words with a "not" say something of substance: "It's 1789, not 1798".
     if telling or (ordering and words >= 3) or (words >= 4 and blamed):
         return True
-    if (words >= 2 and _ASKS.search(text)) or read(part).orders:
+    if (words >= 2 and asks(text)) or read(part).orders:
         return True
     # Scripts without spaces have no words to count.
     unspaced = len(part) >= 4 and not part.isascii()

@@ -10,26 +10,13 @@ both dropped. `data/wishes.json` holds the ways in which each wish is said.
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-from instar.judge.lexicon import DATA, lowered
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """One plain order."""
-
-    text: str
-    about: str
-    """Orders about the same thing that differ contradict each other."""
-    noun: str | None = None
-    """What is not to be used; several such orders become one sentence."""
-    general: bool = False
-    """Gives way to an order about the same that says it exactly."""
+from instar.judge.exact import exact
+from instar.judge.lexicon import lowered
+from instar.judge.orders import Order, settle, wish_data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +29,7 @@ class Reading:
 
 
 Span = tuple[int, int]
+_SENTENCE = re.compile(r"(?:[^.!?\n。!?؟।]|[.!?](?=\w))+(?:[.!?。!?؟।]+[\"'”»)]*|\n|$)")
 _WORD = re.compile(r"[\w'-]+")
 _BREAK = re.compile(
     r"[,;:.!?()\n–—。、,;:!?]| - |\b(?:but|aber|mais|pero|però|mas|maar|ale|но)\b|"
@@ -60,38 +48,14 @@ _DESCRIBES = re.compile(
     r"always|still|forgot|left|sent|\w+ing|\w+ed)\b"
     r"|\b(?:missing|wrong|typo|mistake|incorrect)\b"
 )
-_NUMBER = (
-    r"(?:one|two|three|four|five|six|seven|eight|nine|ten|twenty|fifty|a hundred|\d+|"
-    r"a few|a couple of|a single|single)"
-)
-_HOW = (
-    r"(?:(?:very|really|short|brief|plain|simple|single|ordinary|normal|complete|full|clear|"
-    r"friendly|warm|crisp|easy) )*"
-)
-_AT_MOST = r"(?:(?:no|not) (?:more|longer) than|at (?:the )?most|max(?:imum)?(?: of)?|up to|under|"
-_AT_MOST += r"(?:less|fewer) than|below|within)"
-_COUNTED = re.compile(
-    rf"(?<![\w-])(?P<most>{_AT_MOST} )?(?:(?:in|to|only|just|with|about) )*"
-    rf"(?:(?P<n>{_NUMBER}(?: (?:or|to) {_NUMBER}|-\d+)?) (?P<how>{_HOW})"
-    r"(?P<unit>sentences?|lines?|paragraphs?|words?|bullet ?points?|bullets)"
-    rf"|(?:(?<=in )a|(?<=just )a|(?<=only )a) (?P<how2>{_HOW})"
-    r"(?P<unit2>sentence|line|paragraph|word))"
-    r"(?P<max> (?:or (?:less|fewer)|at most|max(?:imum)?|tops))?(?! each\b)(?!\w)"
-)
-_ONE_SENTENCE = re.compile(
-    r"(?<!\w)(?:(?:nur )?(?:in )?einen? (?:einzigen? )?(?P<de>kurzen? )?satz|"
-    r"(?:en )?une (?:seule )?phrase(?P<fr> courte)?|"
-    r"(?:en )?una (?:sola )?frase(?P<es> (?:corta|breve))?|"
-    r"(?:em )?uma (?:só |única )?frase(?P<pt> curta)?|"
-    r"(?:in )?(?:één|een enkele) (?P<nl>korte )?zin|"
-    r"jedn(?:o|ym) (?P<pl>krótki(?:e|m) )?zdani(?:e|em)|tek (?P<tr>kısa )?cümle\w*|"
-    r"одн(?:о|им) (?P<ru>коротк\w+ )?предложени\w+)(?!\w)|一句话?|一文で|جملة واحدة|एक वाक्य"
-)
-_SENTENCES = re.compile(r"(?<!\w)(?P<how>plain|ordinary|normal|full|complete|simple) sentences")
-_WANTED_IN = (
-    r"(?:(?:answer|reply|respond|write|speak|say|explain|tell me|want|need|rewrite|translate|"
-    r"please|only|always|again|antworte?|schreib\w*|bitte|réponds|écris|responde|escribe|rispondi|scrivi|"
-    r"responda|escreva|antwoord|schrijf|odpowiadaj|ответь|пиши)(?: \w+){0,3}? )"
+_ASKS = re.compile(
+    r"^(?:please |always |never |just |only |maybe |next time,? |from now on,? )*(?:be|begin|start|"
+    r"end|finish|say|speak|talk|write|answer|reply|respond|tell|explain|use|keep|make|put|give|show|"
+    r"add|include|mention|name|call|address|focus|stick|sound|act|leave|cut|move|change|replace|"
+    r"translate|describe|compare|round|check|cite|quote|ask|stop|avoid|remove|skip|drop|do|don't|"
+    r"more|less|fewer|no|not)\b(?! (?:up|that again|it again|me)\b)"
+    r"|\bi(?:'d| would)? (?:want|need|like|prefer|expect|meant|wanted|needed|asked for)\b"
+    r"|\b(?:should|must|ought to|has to|have to|needs? to|supposed to)\b"
 )
 
 
@@ -104,6 +68,11 @@ class _Wish:
     parts: re.Pattern[str] | None
 
 
+def split(words: str) -> list[str]:
+    """Its sentences."""
+    return [one.strip() for one in _SENTENCE.findall(words) if one.strip()]
+
+
 def read(sentence: str) -> Reading:
     """The plain orders in a sentence, and whether they say all of it."""
     text = lowered(sentence)
@@ -114,48 +83,17 @@ def read(sentence: str) -> Reading:
     return Reading(orders=orders, covered=bool(orders) and not _rest(text, spans))
 
 
-def settle(orders: Sequence[Order]) -> tuple[Order, ...]:
-    """Each order once, the exact for the general, and none where two contradict."""
-    exact = {one.about for one in orders if not one.general}
-    short = any(one.general and one.about == "length" for one in orders)
-    left = [
-        _shortened(one) if short and one.about == "length" else one
-        for one in orders
-        if not (one.general and one.about in exact)
-    ]
-    left = list(dict.fromkeys(left))
-    texts: dict[str, set[str]] = {}
-    for one in left:
-        texts.setdefault(one.about, set()).add(one.text + (one.noun or ""))
-    kept = [one for one in left if len(texts[one.about]) == 1]
-    # One order of orders: the same wishes give the same hint, however they are said.
-    return tuple(sorted(kept, key=lambda one: _ranks()[one.about]))
-
-
-def _shortened(order: Order) -> Order:
-    """ "Too long. One sentence, please" asks for a short one."""
-    if "short" in order.text:
-        return order
-    return replace(order, text=re.sub(r"(sentences?|paragraphs?)\.$", r"short \1.", order.text))
-
-
-def sentences(orders: Sequence[Order]) -> list[str]:
-    """Orders in words; all that is not to be used is one sentence."""
-    nouns = [one.noun for one in orders if one.noun]
-    said: list[str] = []
-    for one in orders:
-        if one.noun is None:
-            said.append(one.text)
-        elif one.noun == nouns[0]:
-            listed = ", ".join(nouns[:-1]) + " or " + nouns[-1] if len(nouns) > 1 else nouns[0]
-            said.append(one.text.format(listed))
-    return said
+def asks(text: str) -> bool:
+    """Whether a lower-case sentence asks for something, whatever it is."""
+    return _ASKS.search(text) is not None
 
 
 def _found(text: str) -> Iterator[tuple[Order, list[Span]]]:
     strong = _scopes(text, _pattern("negators"))
     scopes = [*strong, *_scopes(text, _pattern("weakeners"))]
-    yield from _counts(text, scopes)
+    for order, span in exact(text):
+        if _meant(text, span, scopes):
+            yield order, [span]
     for wish in _wishes():
         for match in _all(wish.said, text):
             if _meant(text, match.span(), scopes):
@@ -169,43 +107,6 @@ def _found(text: str) -> Iterator[tuple[Order, list[Span]]]:
                     yield wish.order, [(start, middle), match.span()]
         for match in _all(wish.parts, text):
             yield wish.order, [match.span()]
-
-
-def _counts(
-    text: str, scopes: Sequence[tuple[int, int, int]]
-) -> Iterator[tuple[Order, list[Span]]]:
-    for match in _COUNTED.finditer(text):
-        if _meant(text, match.span(), scopes):
-            yield Order(text=_counted(match), about="length"), [match.span()]
-    for match in _ONE_SENTENCE.finditer(text):
-        if _meant(text, match.span(), scopes):
-            short = "short " if any(match.groups()) else ""
-            yield Order(text=f"Answer in one {short}sentence.", about="length"), [match.span()]
-    counted = [match.span() for match in _COUNTED.finditer(text)]
-    for match in _SENTENCES.finditer(text):
-        if any(start <= match.start() < end for start, end in counted):
-            continue
-        if _meant(text, match.span(), scopes):
-            order = Order(text=f"Write in {match['how']} sentences.", about="prose", general=True)
-            yield order, [match.span()]
-    for name, pattern in _languages():
-        for match in pattern.finditer(text):
-            if _meant(text, match.span(), scopes):
-                yield Order(text=f"Answer in {name}.", about="language"), [match.span()]
-
-
-def _counted(match: re.Match[str]) -> str:
-    unit = match["unit"] or match["unit2"]
-    number = (match["n"] or "one").replace("a single", "one").replace("single", "one")
-    said = (match["how"] or match["how2"] or "").replace("brief", "short").split()
-    how = " ".join(word for word in said if word != "single")
-    what = " ".join(part for part in (number, how, unit) if part)
-    most = "at most " if match["most"] or match["max"] else ""
-    return f"{'Use' if most and 'word' in unit else 'Answer ' + _with(unit)} {most}{what}."
-
-
-def _with(unit: str) -> str:
-    return "with" if unit.startswith("bullet") else "in"
 
 
 def _scopes(text: str, pattern: re.Pattern[str]) -> list[tuple[int, int, int]]:
@@ -268,42 +169,20 @@ def _wishes() -> tuple[_Wish, ...]:
             unwanted=_bounded(one.get("unwanted")),
             parts=re.compile("|".join(one["parts"])) if "parts" in one else None,
         )
-        for one in _data()["wishes"]
-    )
-
-
-@functools.cache
-def _ranks() -> dict[str, int]:
-    about = ("length", "prose", "language", *(wish.order.about for wish in _wishes()))
-    return {name: at for at, name in enumerate(dict.fromkeys(about))}
-
-
-@functools.cache
-def _languages() -> tuple[tuple[str, re.Pattern[str]], ...]:
-    before = r"(?:in|into|auf|en|em|in het|op|po|на|w języku)"
-    return tuple(
-        (
-            name,
-            re.compile(
-                rf"(?<!\w){_WANTED_IN}{before} (?:{said})(?!\w)"
-                rf"|(?<!\w){before} (?:{said}),? (?:please|bitte|por favor|per favore)(?!\w)"
-                rf"|^\W*(?:{before} )?(?:{said})(?:,? (?:please|bitte|only))?\W*$"
-            ),
-        )
-        for name, said in _data()["languages"].items()
+        for one in wish_data()["wishes"]
     )
 
 
 @functools.cache
 def _pattern(name: str) -> re.Pattern[str]:
-    found = _bounded(_data()[name])
+    found = _bounded(wish_data()[name])
     assert found is not None
     return found
 
 
 @functools.cache
 def _glue() -> frozenset[str]:
-    return frozenset(_data()["glue"].split())
+    return frozenset(wish_data()["glue"].split())
 
 
 def _bounded(fragments: Sequence[str] | None) -> re.Pattern[str] | None:
@@ -312,8 +191,3 @@ def _bounded(fragments: Sequence[str] | None) -> re.Pattern[str] | None:
         return None
     longest = sorted(fragments, key=len, reverse=True)
     return re.compile(rf"(?<!\w)(?:{'|'.join(longest)})(?!\w)")
-
-
-@functools.cache
-def _data() -> Any:
-    return json.loads((DATA / "wishes.json").read_text(encoding="utf-8"))
