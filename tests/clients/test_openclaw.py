@@ -32,6 +32,7 @@ from typer.testing import CliRunner
 
 from instar.cli import app
 from instar.config import EMBEDDED_MODEL
+from instar.record.store import open_store
 
 FOLDER = Path("~/.instar/models").expanduser() / EMBEDDED_MODEL
 SUMMARY = "## Goal\nTalk.\n## Progress\nTalked.\n## Next Steps\nNone.\n"
@@ -262,8 +263,8 @@ async def done_is_told(talk: Talk) -> None:
     name = session_of(await talk.lines(), "You said hello")
 
     async def closed() -> bool:
-        home = ["--home", str(talk.served.home)]
-        listed = CliRunner().invoke(app, ["sessions", "list", "--json", *home]).output
-        return any(one["id"] == name and one["closed"] for one in json.loads(listed))
+        async with open_store(f"sqlite:///{talk.served.home / 'instar.db'}") as store:
+            found = await store.session("local", name)
+            return found is not None and found.closed
 
     await until(closed, 20)
