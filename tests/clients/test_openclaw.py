@@ -201,8 +201,10 @@ async def test_a_long_day(tmp_path: Path, way: str) -> None:
     check_sessions(lines)
     check_kinds(lines, told=way == "plugin")
     check_next_states(lines, talk.said)
+    # Each request of OpenClaw ends with a block that is never sent again, so no history goes on
+    # as it was. Without that block all do, but for those after a compaction and after a retry.
     continued = extends_where_it_continues(of_kind(lines, "main"))
-    assert continued or way != "lean", "without the block of context, each history goes on"
+    assert continued == (7 if way == "lean" else 0)
     main = {one["turn"] for one in of_kind(lines, "main")}
     assert await trained(talk.served, {one["session"] for one in lines}) == main
 
