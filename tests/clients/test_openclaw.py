@@ -32,6 +32,7 @@ from typer.testing import CliRunner
 
 from instar.cli import app
 from instar.config import EMBEDDED_MODEL
+from instar.record.store import open_store
 
 FOLDER = Path("~/.instar/models").expanduser() / EMBEDDED_MODEL
 SUMMARY = "## Goal\nTalk.\n## Progress\nTalked.\n## Next Steps\nNone.\n"
@@ -200,8 +201,10 @@ async def test_a_long_day(tmp_path: Path, way: str) -> None:
     check_sessions(lines)
     check_kinds(lines, told=way == "plugin")
     check_next_states(lines, talk.said)
+    # Each request of OpenClaw ends with a block that is never sent again, so no history goes on
+    # as it was. Without that block all do, but for those after a compaction and after a retry.
     continued = extends_where_it_continues(of_kind(lines, "main"))
-    assert continued or way != "lean", "without the block of context, each history goes on"
+    assert continued == (7 if way == "lean" else 0)
     main = {one["turn"] for one in of_kind(lines, "main")}
     assert await trained(talk.served, {one["session"] for one in lines}) == main
 
@@ -262,8 +265,8 @@ async def done_is_told(talk: Talk) -> None:
     name = session_of(await talk.lines(), "You said hello")
 
     async def closed() -> bool:
-        home = ["--home", str(talk.served.home)]
-        listed = CliRunner().invoke(app, ["sessions", "list", "--json", *home]).output
-        return any(one["id"] == name and one["closed"] for one in json.loads(listed))
+        async with open_store(f"sqlite:///{talk.served.home / 'instar.db'}") as store:
+            found = await store.session("local", name)
+            return found is not None and found.closed
 
     await until(closed, 20)
