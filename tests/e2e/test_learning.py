@@ -159,9 +159,38 @@ async def test_a_candidate_left_without_a_report_is_gated_at_the_next_start(
     with pytest.raises(KeyboardInterrupt):
         await bench.learner.learn("ann")
     assert await bench.book.live_name("ann") == "base"
-    (outcome,) = await bench.again().finish("ann")
+    resumed = bench.again()
+    (outcome,) = await resumed.finish("ann")
     assert outcome.report.accepted
     assert await bench.book.live_name("ann") == "v1"
+    assert goes_on(resumed, "v1", steps=1)
+
+
+async def test_a_candidate_that_was_accepted_goes_live_at_the_next_start(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.many(12)
+
+    async def dies(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench.book, "promote", dies)
+    with pytest.raises(KeyboardInterrupt):
+        await bench.learner.learn("ann")
+    monkeypatch.undo()
+    assert await bench.book.live_name("ann") == "base"
+    resumed = bench.again()
+    assert await resumed.finish("ann") == []
+    assert await bench.book.live_name("ann") == "v1"
+    assert goes_on(resumed, "v1", steps=1)
+
+
+def goes_on(learner: Learner, version: str, *, steps: int) -> bool:
+    """Whether the next update of this version starts with the optimiser's moments."""
+    learner._hold("ann", version)
+    state = learner._trainer.state()
+    counts = {float(one["step"]) for one in state["optimizer"]["state"].values()}
+    return bool(state["steps"] == steps and counts == {steps})
 
 
 async def test_flipped_verdicts_are_stopped_by_the_gate(bench: Bench) -> None:

@@ -23,7 +23,7 @@ PLAIN = CreditSettings()
 
 
 def judged(name: str, score: Score | None, *, size: int = 1, **more: Any) -> Judged:
-    known = {"group", "value", "age", "hinted_ids", "teacher_logprobs"}
+    known = {"group", "attempt", "reward", "value", "age", "hinted_ids", "teacher_logprobs"}
     own = {key: more.pop(key) for key in known & more.keys()}
     return Judged(turn=turn(name, [1], [2] * size, score=score, **more), **own)
 
@@ -212,6 +212,7 @@ def test_an_extreme_gap_to_the_teacher_is_clipped() -> None:
         ({"no_train": True}, "private"),
         ({"age": 5}, "stale"),
         ({"size": 0}, "empty"),
+        ({"messages": ({"role": "user", "content": [{"type": "image_url"}]},)}, "images"),
     ],
 )
 def test_turns_that_must_not_be_trained_are_left_out_and_counted(
@@ -247,3 +248,30 @@ def test_a_truncated_reply_earns_no_praise(score: Score, expected: float) -> Non
 def test_trained_truncated_replies_are_counted() -> None:
     found = credit([judged("a", -1, finish="length")], "binary", PLAIN)
     assert found.counts == {"truncated": 1}
+
+
+def step(name: str, attempt: str, reward: float, score: Score | None = None) -> Judged:
+    return judged(name, score, group="g", attempt=attempt, reward=reward)
+
+
+def test_steps_are_mixed_in_against_the_mean_step() -> None:
+    some = [
+        step("a1", "a", 1.0, 1),
+        step("a2", "a", 1.0),
+        step("b1", "b", 0.0, -1),
+        step("b2", "b", 0.0, 0),
+        step("b3", "b", 0.0, 0),
+    ]
+    found = credit(some, "binary", CreditSettings(step_weight=0.5))
+    worth = {one.turn.id: earned.advantages[0] for one, earned in found.turns}
+    # Two attempts, mean 0.5, however many turns they have. Four judged steps, mean 0.
+    assert worth == {"a1": 1.0, "a2": 0.5, "b1": -1.0, "b2": -0.5, "b3": -0.5}
+    assert found.rewards == (1.0, 0.0)
+    alike = [step("a1", "a", 1.0, 1), step("b1", "b", 1.0, -1)]
+    assert credit(alike, "binary", CreditSettings()).counts["zero_variance_groups"] == 1
+    mixed = credit(alike, "binary", CreditSettings(step_weight=0.5))
+    assert {one.turn.id: e.advantages[0] for one, e in mixed.turns} == {"a1": 0.5, "b1": -0.5}
+    assert "zero_variance_groups" not in mixed.counts
+    alone = credit([step("a1", "a", 1.0, 1)], "binary", CreditSettings(step_weight=0.5))
+    assert alone.turns == ()
+    assert alone.counts == {"nothing_known": 1}

@@ -17,7 +17,7 @@ from instar.judge.hints import WordHinter
 from instar.judge.next_state import Case, case_of
 from instar.judge.panel import JUDGES, PanelJudge, make_judge, tally
 from instar.judge.rules import rule_vote, tool_vote
-from instar.judge.strip import strip
+from instar.synthetic import strip
 from instar.types import Message, NextState, Sampling, Turn, Verdict
 
 

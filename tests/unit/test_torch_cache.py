@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,6 +127,24 @@ def test_a_row_that_outgrows_its_slab_moves() -> None:
     assert second.slab.capacity == SMALLEST
     assert holds(first, 1.0)
     assert holds(second, 2.0)
+
+
+def test_what_the_cache_drops_is_freed_at_once() -> None:
+    """Not when the garbage collector comes by: gigabytes would wait for it."""
+    rows, cache = pool(), PrefixCache[Kv](1 << 20)
+    kv = rows.alone(8)
+    kv.length = 4
+    gc.disable()
+    try:
+        kept_row = rows.keep(kv)
+        data = weakref.ref(kept_row.slab.data_LRCW)
+        cache.add("base", [1, 2, 3, 4], kept_row)
+        del kept_row
+        assert data() is not None
+        cache.forget("base")
+        assert data() is None
+    finally:
+        gc.enable()
 
 
 def test_groups_do_not_share_slabs() -> None:

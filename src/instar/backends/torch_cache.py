@@ -101,6 +101,14 @@ class KvPool:
         kv.length = length
         return kv
 
+    def keep(self, source: Kv) -> Kv:
+        """A copy that nobody writes to or moves, as small as it can be."""
+        kv = self.copy(source, length=source.length, capacity=source.length)
+        # A row and its slab hold each other. Were they left so, what the cache drops would stay
+        # until the garbage collector looks, which it seldom does for a few objects, however large.
+        kv.slab.rows.clear()
+        return kv
+
     def seat(self, kv: Kv, group: str) -> None:
         """Put a row into its group's batch, with room for one token more."""
         if kv.group == group and kv.length < kv.slab.capacity:

@@ -132,7 +132,7 @@ class LlamaModel:
         return min(shared, source.length)
 
     def keep(self, memory: Kv) -> Kv:
-        return self._pool.copy(memory, length=memory.length, capacity=memory.length)
+        return self._pool.keep(memory)
 
     def kept_bytes(self, memory: Kv) -> int:
         return self._pool.token_bytes() * memory.length

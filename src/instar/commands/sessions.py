@@ -215,9 +215,9 @@ def _remove_files(home: Path, done: Forgotten) -> None:
     files = VersionFiles.of_home(home)
     for one in done.tainted:
         files.remove(one.owner, one.name)
-    if done.tainted:
-        # The trainer's own state holds the weights of its last version.
-        (files.root.parent / "training" / f"{safe(done.owner)}.pt").unlink(missing_ok=True)
+        # The optimiser's state holds the weights, too.
+        state = files.root.parent / "training" / safe(one.owner) / f"{one.name}.pt"
+        state.unlink(missing_ok=True)
 
 
 async def find(store: TurnStore, session: str, *, owner: str | None) -> Session:

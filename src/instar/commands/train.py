@@ -33,6 +33,11 @@ Background = Annotated[
     typer.Option("--background", help="Only take what other processes leave of the processor."),
 ]
 
+WithParent = Annotated[
+    bool,
+    typer.Option("--with-parent", hidden=True, help="End when standard input closes."),
+]
+
 
 def train(
     home: Home = DEFAULT_HOME,
@@ -40,6 +45,7 @@ def train(
     sets: Sets = None,
     judging: Judging = True,
     background: Background = False,
+    with_parent: WithParent = False,
     log_level: LogLevel = "info",
     as_json: Json = False,
 ) -> None:
@@ -49,10 +55,13 @@ def train(
     beside or after `instar serve`. `instar up` starts it by itself. With --no-judge another
     process judges: `instar judge run`.
     """
+    from instar.learn.background import end_with_parent, yield_to_others
+    from instar.learn.run import learn
+
+    if with_parent:
+        end_with_parent()
     log_to(log_level, None)
     config = resolve_last(home=home, file=file, sets=sets)
-    from instar.learn.background import yield_to_others
-    from instar.learn.run import learn
 
     if background:
         yield_to_others()

@@ -13,6 +13,7 @@ from statistics import fmean
 
 from instar.batch.render import ChatRenderer
 from instar.demo.person import Person
+from instar.errors import EngineError
 from instar.train.step import TorchTrainer
 
 _OTHERS = 7
@@ -36,6 +37,11 @@ class Reader:
         self._trainer = trainer
         self._renderer = renderer
         self._alone: dict[str, float] = {}
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Let a measurement that runs in a thread end at its next answer."""
+        self._stopped = True
 
     def measure(self, person: Person, answers: Sequence[tuple[str, str]], updates: int) -> Measured:
         return Measured(
@@ -47,6 +53,8 @@ class Reader:
         )
 
     def on_topic(self, person: Person, prompt: str, answer: str) -> float:
+        if self._stopped:
+            raise EngineError("the measurement was stopped")
         every = [*person.kept, *person.asked]
         others = random.Random(prompt).sample([one for one in every if one != prompt], _OTHERS)
         questions = (prompt, *others)

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import signal
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +13,8 @@ from instar.demo.measure import Measured, Reader
 from instar.demo.person import Person
 from instar.demo.proof import Proof, likeliest, prove
 from instar.demo.talk import Client, Said
-from instar.errors import EngineError
 from instar.gateway.auth import LOCAL_OWNER
+from instar.launch import started
 from instar.loop import model_folder, store_url
 from instar.record.store import TurnStore, open_store
 from instar.record.versions import VersionBook
@@ -80,7 +76,7 @@ async def demo(
     assert folder is not None
     reader = await asyncio.to_thread(_reader, config, folder)
     async with (
-        _up(home, sets) as address,
+        started(home, sets) as address,
         open_store(store_url(config, home)) as store,
     ):
         client = Client(address, config.model.name, max_tokens=plan.max_tokens)
@@ -90,6 +86,7 @@ async def demo(
             versions = await VersionBook(store).versions(LOCAL_OWNER)
             proof = await show.prove() if plan.proof else None
         finally:
+            reader.stop()
             await client.close()
         return Report(
             persona=person.name,
@@ -219,30 +216,3 @@ async def _agreement(store: TurnStore, person: Person, said: Sequence[Said]) -> 
 
 def _reader(config: Config, folder: Path) -> Reader:
     return Reader(TorchTrainer(folder, config.training), ChatRenderer.from_folder(folder))
-
-
-@asynccontextmanager
-async def _up(home: Path, sets: Sequence[str]) -> AsyncIterator[str]:
-    """`instar up` in processes of its own; gives its address once it serves."""
-    command = [sys.executable, "-m", "instar", "up", "--json", "--home", str(home), "--port", "0"]
-    for one in sets:
-        command += ["--set", one]
-    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    assert child.stdout is not None
-    drain: asyncio.Future[bytes] | None = None
-    try:
-        async for line in child.stdout:
-            status = json.loads(line)
-            if status.get("state") == "serving":
-                # Lines that nobody reads would stop the child once the pipe is full.
-                drain = asyncio.ensure_future(child.stdout.read())
-                yield str(status["address"])
-                break
-        else:
-            raise EngineError(f"instar up ended with {await child.wait()} before it served")
-    finally:
-        if child.returncode is None:
-            child.send_signal(signal.SIGINT)
-        await child.wait()
-        if drain is not None:
-            await drain

@@ -11,7 +11,6 @@ import httpx
 from instar.errors import EngineError
 from instar.ids import new_id
 
-
 _TEMPERATURE = 0.7
 """As most clients ask for; at 1 a small model says much that it does not mean."""
 

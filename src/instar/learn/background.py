@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +17,10 @@ log = logging.getLogger("instar.learn")
 
 _AGAIN_S = (1.0, 5.0, 30.0, 120.0)
 """Pauses before it is started again, by how often it died in a row."""
-_STOP_S = 10.0
+_STEADY_S = 60.0
+"""Who lived longer than this did not die of how it was started."""
+_STOP_S = 3.0
+"""An update takes longer than anyone wants to wait, and what is cut short is only that update."""
 
 
 def yield_to_others() -> None:
@@ -25,10 +29,26 @@ def yield_to_others() -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with contextlib.suppress(OSError):
         os.nice(19)
-    # Linux shares processors out among sessions first, and this process is one of its own: the
-    # above then only counts within it.
-    with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text("19")
+    # Linux shares the processor out between sessions first (autogroup), and only within one by
+    # what was set above: a session of our own would weigh as much as the engine's.
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError):
+            Path("/proc/self/autogroup").write_text("19")
+
+
+def end_with_parent() -> None:
+    """End this process at once when the one that holds its standard input is gone.
+
+    A gateway that was killed cannot end its children; without this they would go on beside
+    those of the next one. Ending at once is safe: what is half-way is finished at the next start.
+    """
+
+    def wait() -> None:
+        while os.read(0, 1024):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=wait, name="with-parent", daemon=True).start()
 
 
 @asynccontextmanager
@@ -55,16 +75,18 @@ async def _keep(home: Path, after: asyncio.Event) -> None:
             await _end(child)
             raise
         lived = asyncio.get_running_loop().time() - started
-        deaths = 0 if lived > 60 else min(deaths + 1, len(_AGAIN_S) - 1)
+        deaths = 0 if lived > _STEADY_S else deaths
         log.error("the learning process ended with %d; see %s", code, home / "train.log")
-        await asyncio.sleep(_AGAIN_S[deaths])
+        await asyncio.sleep(_AGAIN_S[min(deaths, len(_AGAIN_S) - 1)])
+        deaths += 1
 
 
 async def _start(home: Path) -> asyncio.subprocess.Process:
     with (home / "train.log").open("ab") as file:
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "instar", "train", "--background", "--home", str(home)),
-            stdin=asyncio.subprocess.DEVNULL,
+            "--with-parent",
+            stdin=asyncio.subprocess.PIPE,
             stdout=file,
             stderr=file,
             # Its own session: a Ctrl-C in the terminal is for the parent, which passes it on.

@@ -73,6 +73,7 @@ def settings_of(training: TrainingConfig) -> CreditSettings:
         advantage=training.advantage,
         binary_weight=training.binary_weight,
         opd_weight=training.opd_weight,
+        step_weight=training.step_weight,
         max_age=training.max_staleness,
     )
 
@@ -85,23 +86,34 @@ def prepare(
     version: str,
     at_least: int,
     max_tokens: int,
+    pass_tokens: int | None = None,
+    all_of_it: bool = False,
+    merged: bool = True,
 ) -> Prepared | None:
-    """A batch of `batch_size` turns with credit, or of those there are if at least `at_least`."""
+    """A batch of `batch_size` turns with credit, or of those there are if at least `at_least`.
+
+    A session longer than `max_tokens` is cut; `pass_tokens` is how many are read side by side.
+    `all_of_it` takes every turn, as groups must be; without `merged` no two share a sequence.
+    """
     credited = credit(judged, training.method, settings_of(training))
-    chosen = credited.turns[: training.batch_size]
+    size = len(credited.turns) if all_of_it else training.batch_size
+    chosen = credited.turns[:size]
     if len(chosen) < max(1, at_least):
         return None
-    last = chosen[-1][0].turn.id if len(chosen) == training.batch_size else None
+    last = chosen[-1][0].turn.id if len(chosen) == size and not all_of_it else None
     used = _up_to(judged, last)
     counts: Counter[str] = Counter(credited.counts)
     kept = tuple(
         (one, _redacted(one, earned, training, renderer, counts)) for one, earned in chosen
     )
-    merged = merge(kept, max_tokens=max_tokens)
+    parts = [merge(part, max_tokens=max_tokens) for part in ([kept] if merged else zip(kept))]
     samples = pack(
-        merged.samples, max_tokens=max_tokens, parts=training.gradient_accumulation_steps
+        tuple(sample for part in parts for sample in part.samples),
+        max_tokens=min(max_tokens, pass_tokens or max_tokens),
+        parts=training.gradient_accumulation_steps,
     )
-    counts |= {"cuts": merged.cuts, "too_long": len(merged.too_long)}
+    counts["cuts"] = sum(part.cuts for part in parts)
+    counts["too_long"] = sum(len(part.too_long) for part in parts)
     batch = Batch(samples=samples, version=version, rewards=credited.rewards, counts=dict(counts))
     return Prepared(batch=batch, turns=used) if batch.turns else None
 

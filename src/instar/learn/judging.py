@@ -35,11 +35,18 @@ class JudgeWorker:
     """Asks one judge about every ready turn of a store."""
 
     def __init__(
-        self, store: TurnStore, judge: PanelJudge, *, calibrator: Calibrator | None = None
+        self,
+        store: TurnStore,
+        judge: PanelJudge,
+        *,
+        calibrator: Calibrator | None = None,
+        steps: bool = True,
     ) -> None:
+        """Without `steps`, turns of attempts at tasks are left alone."""
         self._store = store
         self._judge = judge
         self._calibrator = calibrator
+        self._steps = steps
         self._asked: Counter[str] = Counter()
         """How often it failed on a turn that still waits, for whatever reason."""
         self._failures: Counter[str] = Counter()
@@ -81,7 +88,7 @@ class JudgeWorker:
 
         A turn that failed before comes last, so that it keeps no other from being judged.
         """
-        turns = await self._store.ready(limit=_AT_ONCE + len(self._asked))
+        turns = await self._store.ready(limit=_AT_ONCE + len(self._asked), steps=self._steps)
         waiting = {turn.id for turn in turns}
         self._asked = Counter({k: n for k, n in self._asked.items() if k in waiting})
         self._failures = Counter({k: n for k, n in self._failures.items() if k in waiting})
@@ -135,7 +142,12 @@ async def open_worker(config: Config, home: Path, store: TurnStore) -> JudgeWork
     judge = await asyncio.to_thread(
         make_judge, config, folder=lambda: _model(config, home), home=home
     )
-    return JudgeWorker(store, judge, calibrator=Calibrator.of(store, judge.voter, home))
+    return JudgeWorker(
+        store,
+        judge,
+        calibrator=Calibrator.of(store, judge.voter, home),
+        steps=config.training.step_weight > 0,
+    )
 
 
 def _model(config: Config, home: Path) -> Path:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from instar.batch.render import ChatRenderer
 from instar.config import Config
@@ -15,6 +17,7 @@ from instar.learn.learner import Learner, Outcome
 from instar.loop import model_folder, store_url
 from instar.publish.gate import retention_set
 from instar.publish.versions import VersionFiles
+from instar.record.attempts import AttemptBook
 from instar.record.controls import is_paused
 from instar.record.forget import finish_rebuild, pending_rebuilds
 from instar.record.store import TurnStore, open_store
@@ -25,6 +28,7 @@ log = logging.getLogger("instar.learn")
 
 _IDLE_S = 1.0
 _FAILED_S = 10.0
+_LOCKED_S = 1.0
 
 
 async def learn(
@@ -40,13 +44,42 @@ async def learn(
         folder = await asyncio.to_thread(model_folder, config, home, log.info)
         if folder is None:
             raise InstarError("the fake engine has no model to learn; serve a real one")
-        await _clean_up(home, store)
-        learner = await asyncio.to_thread(make_learner, config, home, folder, store)
-        jobs = [_train(learner, store, stop, on_outcome)]
+        jobs = [_train_alone(config, home, folder, store, stop, on_outcome)]
         if judging:
             worker = await open_worker(config, home, store)
             jobs.append(worker.run(stop))
         await asyncio.gather(*jobs)
+
+
+async def _train_alone(
+    config: Config,
+    home: Path,
+    folder: Path,
+    store: TurnStore,
+    stop: asyncio.Event,
+    on_outcome: Callable[[Outcome], None],
+) -> None:
+    """Train once no other process does: one writes the versions of a home."""
+    lock = home / "training" / "lock"
+    lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with lock.open("ab") as file:
+        while not _taken(file):
+            if stop.is_set():
+                return
+            log.warning("another process trains in %s; this one waits until it ends", home)
+            await pause(stop, _LOCKED_S)
+        await _clean_up(home, store)
+        learner = await asyncio.to_thread(make_learner, config, home, folder, store)
+        await _train(learner, store, stop, on_outcome)
+
+
+def _taken(file: IO[bytes]) -> bool:
+    """Whether the lock is ours now; the system frees it when we end, however we do."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def make_learner(config: Config, home: Path, folder: Path, store: TurnStore) -> Learner:
@@ -64,6 +97,8 @@ def make_learner(config: Config, home: Path, folder: Path, store: TurnStore) -> 
         book=VersionBook(store),
         files=VersionFiles.of_home(home),
         turns=store.turns,
+        attempts=AttemptBook(store),
+        rollout=config.rollout,
         references=every[::step][:wanted],
         folder=home / "training",
         max_tokens=training.max_tokens,

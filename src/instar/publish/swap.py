@@ -1,6 +1,6 @@
 """Follows the store: each owner's live version is loaded, serves, and is dropped when it is over.
 
-Comes in: which version of each owner is live (asked twice a second) and where its files are.
+Comes in: which version of each owner is live (asked ten times a second) and where its files are.
 Goes out: for each reply, the name under which the engine has that owner's weights. A swap
 pauses nothing: the new version is loaded while the old one serves, new replies begin on the
 new one, and the old one goes once its last reply is done.
@@ -25,7 +25,8 @@ from instar.types import BASE_VERSION, Version
 
 log = logging.getLogger("instar.publish")
 
-POLL_S = 0.5
+POLL_S = 0.1
+"""A look at the store takes less than a millisecond; a person who teaches waits for the swap."""
 RETRY_S = 30.0
 """A version that could not be loaded is tried again after this long: someone may repair it."""
 ROOM_S = 2.0

@@ -152,6 +152,8 @@ class VersionFiles:
             if folder not in kept:
                 shutil.rmtree(folder, ignore_errors=True)
                 removed.append(str(folder.relative_to(self.root)))
+        for part in self.root.glob(f"*/*/.{MANIFEST}.*"):
+            part.unlink()
         return removed
 
     def _seal(self, version: Version, part: Path) -> Manifest:

@@ -46,7 +46,7 @@ def one(connection: sa.Connection, owner: str, name: str) -> Version | None:
 
 
 def live(connection: sa.Connection) -> dict[str, Version]:
-    """Each owner's live version, without its turns: asked twice a second."""
+    """Each owner's live version, without its turns: asked ten times a second."""
     # The literal, not a bound value: only then do both databases use the partial index.
     query = sa.select(versions).where(sa.text("state = 'live'"))
     found = connection.execute(query).mappings().all()
@@ -155,7 +155,7 @@ def trainable(connection: sa.Connection, owner: str, share: float, limit: int) -
     """Judged turns that no version was trained on and that are not held out, oldest first."""
     query = (
         sa.select(turns.c.seq, turns.c.id, turns.c.hint.is_not(None).label("hinted"))
-        .where(sa.text("score IS NOT NULL"), _may_train(owner), ~_is_trained())
+        .where(sa.text("score IS NOT NULL"), _may_train(owner), _is_talk(), ~_is_trained())
         .order_by(turns.c.seq)
     )
     seqs: list[int] = []
@@ -171,7 +171,7 @@ def held_out(connection: sa.Connection, owner: str, share: float, limit: int) ->
     """The newest corrected turns of the share that is never trained on, oldest first."""
     query = (
         sa.select(turns.c.seq, turns.c.id)
-        .where(sa.text("hint IS NOT NULL"), _may_train(owner), ~_is_trained())
+        .where(sa.text("hint IS NOT NULL"), _may_train(owner), _is_talk(), ~_is_trained())
         .order_by(turns.c.seq.desc())
     )
     seqs: list[int] = []
@@ -185,6 +185,11 @@ def held_out(connection: sa.Connection, owner: str, share: float, limit: int) ->
 
 def _may_train(owner: str) -> sa.ColumnElement[bool]:
     return (turns.c.owner == owner) & (turns.c.kind == "main") & (turns.c.no_train == 0)
+
+
+def _is_talk() -> sa.ColumnElement[bool]:
+    """Turns of attempts at tasks are trained by the group, and only once that is complete."""
+    return turns.c.group_id.is_(None)
 
 
 def _is_trained() -> sa.ColumnElement[bool]:
