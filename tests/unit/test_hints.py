@@ -221,6 +221,13 @@ async def test_the_hinter_gives_the_first() -> None:
     assert await WordHinter().hint(case) == "Answer in Spanish."
 
 
+def test_a_wish_is_found_around_what_was_pasted() -> None:
+    pasted = "INFO started worker without trouble " * 20_000
+    assert hint(f"Shorter please.\n{pasted}\nReply in Spanish.") is not None
+    words = wish_words(f"Shorter please.\n{pasted}\nReply in Spanish.") or ""
+    assert words.startswith("Shorter please.")
+
+
 PIECES = st.sampled_from(
     ["too long", "no lists", "please", "shorter", "friendlier", "two sentences", "not", "but",
      "mention the dog", "in German", ",", ".", "!", "and", "don't", "plain text", "only", "太长"]

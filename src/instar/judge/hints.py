@@ -20,6 +20,8 @@ from instar.judge.wishes import asks, read, split
 MAX_SENTENCES = 3
 MAX_CHARS = 400
 """Longer words of a person are cut at a sentence: a hint is an instruction, not a letter."""
+MOST_READ = 2000
+"""Characters at either end of a long message in which wishes are looked for: the rest is pasted."""
 
 ROLE = "You are a helpful assistant."
 _FILLER = re.compile(
@@ -91,6 +93,8 @@ def candidates(case: Case) -> list[str]:
 
 def wish_words(text: str) -> str | None:
     """The part of a reply that says what should be different, in the person's words."""
+    if len(text) > 2 * MOST_READ:
+        text = f"{text[:MOST_READ]}\n{text[-MOST_READ:]}"
     parts = [part for sentence in split(text) if (part := _part(sentence))]
     # Where nobody asks for anything, what is left over may say what is true: "It is Canberra."
     kept = [one for one in parts if _told(one)] or [one for one in parts if _states(one)]

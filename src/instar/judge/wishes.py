@@ -28,6 +28,8 @@ class Reading:
     """Whether the orders say all that the sentence says."""
 
 
+LONGEST = 400
+"""Characters of a sentence that is read: a longer one is pasted, or says too much to be sure."""
 Span = tuple[int, int]
 _SENTENCE = re.compile(r"(?:[^.!?\n。!?؟।]|[.!?](?=\w))+(?:[.!?。!?؟।]+[\"'”»)]*|\n|$)")
 _WORD = re.compile(r"[\w'-]+")
@@ -75,6 +77,8 @@ def split(words: str) -> list[str]:
 
 def read(sentence: str) -> Reading:
     """The plain orders in a sentence, and whether they say all of it."""
+    if len(sentence) > LONGEST:
+        return Reading(orders=(), covered=False)
     text = lowered(sentence)
     found = list(_found(text))
     orders = settle([order for order, _ in found])
