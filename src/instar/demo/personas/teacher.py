@@ -31,10 +31,10 @@ _MOST = 45
 
 
 def score(prompt: str, answer: str) -> float:
-    """1.0 where a short comment is friendly, names the pupil and says what they made."""
+    """1.0 where a short comment is friendly and names the pupil or what they made."""
     name, thing = _about(prompt)
     said = set(re.findall(r"[a-z]+", answer.lower()))
-    specific = name.lower() in said and bool({thing, thing.rstrip("s")} & said)
+    specific = bool({name.lower(), thing, thing.rstrip("s")} & said)
     short = 5 <= len(answer.split()) <= _MOST
     return float(bool(_FRIENDLY.search(answer)) and specific and short)
 
@@ -61,17 +61,17 @@ _PLEASED = (
     "Yes, that's the tone I like.", "Thanks, very nice.", "Wonderful, exactly right.",
 )  # fmt: skip
 _TOO_COLD = (
-    "Too cold. Be friendly, use the pupil's name and praise what they made.",
-    "That sounds stern. I want a friendly comment with the name and what they made.",
-    "Please be warmer: say well done, use the name and say what was made.",
+    "Too cold. Be warm and friendly, and praise the pupil.",
+    "That sounds stern. Write one short friendly sentence of praise.",
+    "Please be warmer: one friendly sentence that says well done.",
 )
 _TOO_VAGUE = (
-    "That's too general. Use the pupil's name and mention what they made.",
-    "Not specific enough. Say the name and what they made, in a friendly way.",
-    "It could be about anybody. Use the name and say what was made, warmly.",
+    "That's too general. Use the pupil's name, in one friendly sentence.",
+    "Not specific enough. Use the pupil's name and be friendly.",
+    "It could be about anybody. Use the name, warmly and in one short sentence.",
 )
 _TOO_LONG = (
-    "Too long for a comment. One friendly sentence with the name and what they made is enough.",
-    "Shorter please: one friendly sentence that names the pupil and what they made.",
+    "Too long for a comment. One short friendly sentence is enough.",
+    "Shorter please: one short and friendly sentence.",
     "That's an essay. Just one short friendly sentence with the pupil's name.",
 )
