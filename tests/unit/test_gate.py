@@ -86,10 +86,10 @@ def test_a_little_past_the_teacher_is_fine_while_the_bad_reply_gets_rarer() -> N
 
 def test_one_that_is_further_from_the_teacher_than_the_base_has_left_the_topic() -> None:
     old, base = corrections([0.5] * 6), corrections([0.6] * 6)
-    assert gate(old, corrections([0.59] * 6, [-1.2] * 6), base=base).accepted
-    report = gate(old, corrections([0.7] * 6, [-3.0] * 6), base=base)
+    assert gate(old, corrections([0.84] * 6, [-1.2] * 6), base=base).accepted
+    report = gate(old, corrections([0.86] * 6, [-3.0] * 6), base=base)
     assert not report.accepted
-    assert "further than the 0.6000 of the base" in report.reasons[0]
+    assert "much further than the 0.6000 of the base" in report.reasons[0]
 
 
 def test_chance_and_small_changes_do_not_reject() -> None:

@@ -291,7 +291,7 @@ async def test_unknown_environments_and_splits_are_named() -> None:
     async with open_environment("tau") as environment:
         with pytest.raises(ConfigError, match="no split 'dev'"):
             await environment.tasks("dev")
-        with pytest.raises(EnvironmentFailure, match="no task"):
+        with pytest.raises(ConfigError, match="no task"):
             await environment.reset("shop-999")
 
 

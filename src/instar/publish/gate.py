@@ -16,8 +16,8 @@ The rules, all of which must hold:
   paired resamplings of the turns say worse too (bootstrap; the same turns are compared, so that
   easy and hard ones cancel). One turn cannot be resampled; there the tolerance alone decides.
   Without held-out corrections there is nothing to compare, which the report says.
-- **Never further than the base.** A candidate that is further from the teacher than the base
-  was before it learned anything has left the topic, whatever else got better: rejected.
+- **Never far from the teacher.** A candidate that is much further from the teacher than the
+  base was before it learned anything has left the topic, whatever else got better: rejected.
 - **Held-out attempts.** Tasks of environments of which attempts are kept from training. Their
   turns have a number each: minus the advantage of the attempt against its group times the mean
   log-prob a token (lower: what succeeded is likelier, what failed less so). It is a first-order
@@ -45,6 +45,8 @@ import numpy as np
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
+ASTRAY = 0.25
+"""Nats a token by which a version may be further from its teacher than the base."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,8 +166,9 @@ def decide(
             turns=len(old),
             references=len(references),
         )
-    kl, logprob = _compare(old, new, tolerance=tolerance)
-    astray, _ = _compare(base, new, tolerance=tolerance)
+    # Both are in nats a token, of which a share of a likelihood is log(1 + share).
+    kl, logprob = _compare(old, new, margin=math.log1p(tolerance))
+    astray, _ = _compare(base, new, margin=ASTRAY)
     against, fine = _on_corrections(kl, logprob, astray, len(old))
     attempts = _compare_tried(*tried, tolerance=tolerance)
     if attempts is not None:
@@ -209,8 +212,8 @@ def _on_corrections(
         (against if found.worse and other.high >= 0 else fine).append(words)
     if astray.worse:
         against.append(
-            f"KL to the hinted teacher is {astray.candidate:.4f}, further than the "
-            f"{astray.live:.4f} of the base before it learned anything"
+            f"KL to the hinted teacher is {astray.candidate:.4f}, much further than "
+            f"the {astray.live:.4f} of the base before it learned anything"
         )
     return against, fine
 
@@ -246,26 +249,18 @@ def _unusable(
 
 
 def _compare(
-    old: Sequence[Correction], new: Sequence[Correction], *, tolerance: float
+    old: Sequence[Correction], new: Sequence[Correction], *, margin: float
 ) -> tuple[Comparison | None, Comparison | None]:
     if not old:
         return None, None
     by_turn = {one.turn: one for one in new}
     pairs = [(one, by_turn[one.turn]) for one in old]
-    # Of a divergence the tolerance is a share; of a log-prob it is the same share of a
-    # likelihood, since log(1 + t) is about t.
-    live_kl = fmean(before.teacher_kl for before, _ in pairs)
-    kl = _paired(
-        [before.teacher_kl for before, _ in pairs],
-        [after.teacher_kl for _, after in pairs],
-        margin=tolerance * abs(live_kl),
+    kl = [(before.teacher_kl, after.teacher_kl) for before, after in pairs]
+    logprob = [(before.reply_logprob, after.reply_logprob) for before, after in pairs]
+    return (
+        _paired(*zip(*kl, strict=True), margin=margin),
+        _paired(*zip(*logprob, strict=True), margin=margin),
     )
-    logprob = _paired(
-        [before.reply_logprob for before, _ in pairs],
-        [after.reply_logprob for _, after in pairs],
-        margin=math.log1p(tolerance),
-    )
-    return kl, logprob
 
 
 def _compare_tried(

@@ -95,6 +95,8 @@ class TauEnvironment:
 
     async def reset(self, task: str) -> tuple[list[Message], list[Tool]]:
         domain = await self._described()
+        if not any(task in names for names in domain.splits.values()):
+            raise ConfigError(f"there is no task {task!r}; `tasks` lists them")
         self._said, self._done = [], False
         self.scenario = await self._world.start(task)
         self._user = self._make_user(self.scenario, self._world, domain)
@@ -107,17 +109,21 @@ class TauEnvironment:
         return messages, list(domain.tools)
 
     async def step(self, reply: Message) -> tuple[list[Message], bool]:
+        if self._user is None:
+            raise EnvironmentFailure("step was called before reset")
+        if self._done:
+            raise EnvironmentFailure("the conversation is over; reset starts another")
         if calls := reply.get("tool_calls"):
             return await self._call(calls)
         text = said_to_user(reply)
-        if self._user is None:
-            raise EnvironmentFailure("step was called before reset")
         self._said.append(text)
         answer = await self._user.reply(text)
         self._done = any(one in answer for one in ENDINGS)
         return [{"role": "user", "content": answer}], self._done
 
     async def score(self) -> tuple[float, dict[str, Any]]:
+        if self._user is None:
+            raise EnvironmentFailure("score was called before reset")
         known: dict[str, Any] = {"done": self._done}
         if self.scenario is not None and self.scenario.idle:
             known["idle"] = True
