@@ -58,7 +58,9 @@ class Bench:
             max_tokens=4096,
         )
 
-    async def turn(self, name: str, *, score: int, hint: str | None = None) -> Turn:
+    async def turn(
+        self, name: str, *, score: int, hint: str | None = None, version: str = "base"
+    ) -> Turn:
         messages = ({"role": "user", "content": f"Tell me about {name}."},)
         prompt = self.renderer.render(messages).ids
         sampled = (*self.renderer.encode("so it goes"), *self.renderer.eos_ids[:1])
@@ -73,7 +75,7 @@ class Bench:
             sampled_ids=sampled,
             logprobs=self.trainer.logprobs(prompt, sampled),
             settings=Sampling(),
-            version="base",
+            version=version,
             finish="stop",
             messages=messages,
             reply={"role": "assistant", "content": "so it goes"},
@@ -120,6 +122,21 @@ async def test_no_turn_trains_twice(bench: Bench) -> None:
     assert len(seen) >= 8
 
 
+async def test_turns_that_are_too_old_do_not_stand_in_the_way(bench: Bench) -> None:
+    """More of them than are looked at once, before those that can be learned from."""
+    training = TRAINING.model_copy(update={"max_staleness": 0})
+    strict = Bench(bench.home, bench.store, training)
+    await strict.many(60)
+    assert (await strict.learner.learn("ann")) is not None
+    assert await strict.learner.learn("ann") is None
+    for number in range(60, 72):
+        await strict.turn(f"{number:03}", score=-1, hint="Answer in one word.", version="v1")
+    outcome = await strict.learner.learn("ann")
+    assert outcome is not None
+    assert min(outcome.version.turns) >= "t060"
+    assert outcome.metrics["stale"] > 32
+
+
 async def test_too_few_turns_wait_until_the_oldest_has_waited_long(bench: Bench) -> None:
     training = TRAINING.model_copy(update={"max_wait_s": 1e12})
     patient = Bench(bench.home, bench.store, training)
@@ -133,7 +150,7 @@ async def test_a_new_process_goes_on_exactly_where_the_old_one_was(bench: Bench)
     await bench.many(16)
     await bench.learner.learn("ann")
     resumed = bench.again()
-    one = await bench.learner._judged("ann")
+    one = await bench.learner._judged("ann", {}, ())
     await asyncio.to_thread(bench.learner._hold, "ann", "v1")
     await asyncio.to_thread(resumed._hold, "ann", "v1")
     first, second = bench.learner._trainer.state(), resumed._trainer.state()

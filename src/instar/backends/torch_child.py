@@ -20,8 +20,8 @@ CLOSE_S = 3.0
 
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(4 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
 """Keys and values come and go in blocks of many megabytes. Left to itself, glibc soon takes such
-blocks from its heap, which it cannot give back while anything above is in use: a worker that holds
-3 GB was seen at 12. Above the threshold a block is the system's and goes back when freed."""
+blocks from its heap, which it cannot give back while anything above is in use: a pool of 0.5 GB
+stood at 0.9. Above the threshold a block is the system's and goes back when freed."""
 
 Answer = wire.Token | EngineError
 

@@ -12,7 +12,7 @@ import asyncio
 import copy
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -98,14 +98,21 @@ class Learner:
         return await self._learn_talk(owner) or await self._learn_groups(owner)
 
     async def _learn_talk(self, owner: str) -> Outcome | None:
-        judged = await self._judged(owner)
+        age = await self._ages(owner)
+        # Passed over in the store: enough of them would fill all that is looked at, for ever.
+        stale = [name for name, passed in age.items() if passed > self._training.max_staleness]
+        judged = await self._judged(owner, age, stale)
         if not judged:
             return None
         oldest = min(one.turn.created for one in judged)
         waited = time.time() - oldest >= self._training.max_wait_s
         live = await self._book.live_name(owner)
         prepared = self._prepare(judged, live, at_least=1 if waited else self._training.batch_size)
-        return None if prepared is None else await self._update(owner, live, prepared)
+        if prepared is None:
+            return None
+        counts = {**prepared.batch.counts, "stale": await self._book.count_stale(owner, stale)}
+        prepared = replace(prepared, batch=replace(prepared.batch, counts=counts))
+        return await self._update(owner, live, prepared)
 
     async def _learn_groups(self, owner: str) -> Outcome | None:
         """From attempts at tasks: whole groups, as many as make a round."""
@@ -302,13 +309,14 @@ class Learner:
             metrics = self._trainer.step(prepared.batch)
         return metrics | {name: float(n) for name, n in prepared.batch.counts.items()}
 
-    async def _judged(self, owner: str) -> list[Judged]:
+    async def _judged(
+        self, owner: str, age: Mapping[str, int], stale: Collection[str]
+    ) -> list[Judged]:
         """Turns with a verdict or hint that trained nothing yet, with what their teacher reads."""
         training = self._training
         turns = await self._book.trainable(
-            owner, share=training.holdout_share, limit=8 * training.batch_size
+            owner, share=training.holdout_share, limit=8 * training.batch_size, stale=stale
         )
-        age = await self._ages(owner)
         known = await self._known(owner, turns)
         standing = await self._standing(owner, turns) if training.standing_hints else None
         return [

@@ -151,11 +151,14 @@ def sessions_of(connection: sa.Connection, owner: str, ids: Collection[str]) -> 
     return found
 
 
-def trainable(connection: sa.Connection, owner: str, share: float, limit: int) -> list[Turn]:
+def trainable(
+    connection: sa.Connection, owner: str, share: float, limit: int, stale: Collection[str] = ()
+) -> list[Turn]:
     """Judged turns that no version was trained on and that are not held out, oldest first."""
     query = (
         sa.select(turns.c.seq, turns.c.id, turns.c.hint.is_not(None).label("hinted"))
         .where(sa.text("score IS NOT NULL"), _may_train(owner), _is_talk(), ~_is_trained())
+        .where(turns.c.version.not_in(stale))
         .order_by(turns.c.seq)
     )
     seqs: list[int] = []
@@ -165,6 +168,17 @@ def trainable(connection: sa.Connection, owner: str, share: float, limit: int) -
         if len(seqs) == limit:
             break
     return reader.turns_by_seq(connection, seqs)
+
+
+def count_stale(connection: sa.Connection, owner: str, stale: Collection[str]) -> int:
+    """How many judged turns were sampled by one of these versions and trained none."""
+    query = (
+        sa.select(sa.func.count())
+        .select_from(turns)
+        .where(sa.text("score IS NOT NULL"), _may_train(owner), ~_is_trained())
+        .where(turns.c.version.in_(stale))
+    )
+    return connection.scalar(query) or 0
 
 
 def held_out(connection: sa.Connection, owner: str, share: float, limit: int) -> list[Turn]:

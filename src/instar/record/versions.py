@@ -140,13 +140,19 @@ class VersionBook:
 
         return await self._store.read(query)
 
-    async def trainable(self, owner: str, *, share: float, limit: int = 64) -> list[Turn]:
+    async def trainable(
+        self, owner: str, *, share: float, limit: int = 64, stale: Collection[str] = ()
+    ) -> list[Turn]:
         """Judged turns that trained nothing yet, oldest first, without the held-out share.
 
         Turns of rejected and of rolled-back versions do not come again: they would only lead
-        to the same weights.
+        to the same weights. Those that a `stale` version sampled are passed over.
         """
-        return await self._store.read(lambda c: lineage.trainable(c, owner, share, limit))
+        return await self._store.read(lambda c: lineage.trainable(c, owner, share, limit, stale))
+
+    async def count_stale(self, owner: str, stale: Collection[str]) -> int:
+        """How many judged turns wait in vain, since a stale version sampled them."""
+        return await self._store.read(lambda c: lineage.count_stale(c, owner, stale))
 
     async def held_out(self, owner: str, *, share: float, limit: int = 64) -> list[Turn]:
         """The newest corrected turns of the share that is never trained on, oldest first."""
