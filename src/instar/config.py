@@ -245,7 +245,7 @@ class TrainingConfig(Section):
     """Held-out corrections that the gate looks at, the newest ones."""
     gate_references: int = Field(default=24, ge=0)
     """Reference answers of the retention set that the gate looks at."""
-    gate_tolerance: float = Field(default=0.02, ge=0)
+    gate_tolerance: float = Field(default=0.01, ge=0)
     """How much worse than the live one, as a share, a version may do on held-out corrections."""
     min_retention: float = Field(default=0.95, ge=0, le=1)
     """The least likelihood of the retention set's answers, a token, as a share of the base's."""

@@ -95,6 +95,8 @@ class Comparison:
     high: float
     """Between these lie 90 of 100 resampled differences (candidate - live)."""
     worse: bool
+    better: bool = False
+    """By more than the tolerance, and not by chance; between the two it is as before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +211,7 @@ def _on_corrections(
         ("log-prob of the bad reply", logprob, kl),
     ):
         words = _in_words(name, found, turns)
-        (against if found.worse and other.high >= 0 else fine).append(words)
+        (against if found.worse and not other.better else fine).append(words)
     if astray.worse:
         against.append(
             f"KL to the hinted teacher is {astray.candidate:.4f}, much further than "
@@ -281,8 +283,15 @@ def _paired(live: Sequence[float], candidate: Sequence[float], *, margin: float)
     drawn = chance.integers(0, len(live), size=(RESAMPLES, len(live)))
     means = differences[drawn].mean(axis=1)
     low, high = (float(np.quantile(means, q)) for q in (1 - CONFIDENCE, CONFIDENCE))
-    worse = float(differences.mean()) > margin and low > 0
-    return Comparison(live=fmean(live), candidate=fmean(candidate), low=low, high=high, worse=worse)
+    change = float(differences.mean())
+    return Comparison(
+        live=fmean(live),
+        candidate=fmean(candidate),
+        low=low,
+        high=high,
+        worse=change > margin and low > 0,
+        better=change < -margin and high < 0,
+    )
 
 
 def _in_words(name: str, found: Comparison, turns: int, what: str = "held-out corrections") -> str:
