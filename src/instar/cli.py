@@ -11,13 +11,16 @@ from instar import __version__
 from instar.commands import (
     bench,
     config,
+    connect,
     demo,
     judge,
     keys,
     learning,
     model,
+    rollout,
     serve,
     sessions,
+    tasks,
     train,
     versions,
 )
@@ -49,10 +52,14 @@ app.command("up", epilog=serve.UP_EPILOG)(serve.up)
 app.command("serve", epilog=serve.SERVE_EPILOG)(serve.serve)
 app.command("train", epilog=train.TRAIN_EPILOG)(train.train)
 app.command("demo", epilog=demo.EPILOG)(demo.demo)
+app.command("connect", epilog=connect.EPILOG)(connect.connect)
+app.command("rollout", epilog=rollout.ROLLOUT_EPILOG)(rollout.rollout)
+app.command("eval", epilog=rollout.EVAL_EPILOG)(rollout.evaluate)
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(judge.app, name="judge")
 app.add_typer(versions.app, name="versions")
 app.add_typer(learning.app, name="learning")
+app.add_typer(tasks.app, name="tasks")
 app.add_typer(keys.app, name="keys")
 app.add_typer(config.app, name="config")
 app.add_typer(model.app, name="model", hidden=True)

@@ -107,13 +107,15 @@ class FakeEngine(Section):
     type: Literal["fake"] = "fake"
     """Which engine draws the replies."""
     script: Folder | None = None
-    """Replies in order, one JSON object a line: text, tool_calls, reasoning."""
+    """Replies, one JSON object a line: text, tool_calls, reasoning, and when to give it."""
     context: int = Field(default=65536, ge=16)
     """Longest prompt plus reply, in tokens."""
     delay_ms: float = Field(default=0.0, ge=0)
     """Pause before each piece."""
     piece_tokens: int = Field(default=4, ge=1)
     """Tokens a piece."""
+    sees: bool = False
+    """Take images; they change the words that are made up."""
 
 
 EngineConfig = Annotated[TorchLocalEngine | VllmEngine | FakeEngine, Field(discriminator="type")]
@@ -147,6 +149,12 @@ class GatewayConfig(Section):
     """More model names that clients may ask for; all of them mean the live version."""
     tool_parser: str = "auto"
     """How tool calls are read from a reply; `auto` looks at the model's chat template."""
+    max_image_mb: float = Field(default=10, gt=0)
+    """A larger image is refused with 400."""
+    fetch_images: bool = False
+    """Fetch images that are given by an http(s) address; never from private networks."""
+    image_timeout_s: float = Field(default=10, gt=0)
+    """How long fetching an image may take."""
     hold_s: float = Field(default=60, ge=0)
     """How long a request waits for an engine that is starting or restarting, before a 503."""
     drain_s: float = Field(default=30, ge=0)
@@ -175,7 +183,7 @@ class TrainingConfig(Section):
     """Turns an update."""
     gradient_accumulation_steps: int = Field(default=1, ge=1)
     """Parts a batch is read in; more need less memory and more time."""
-    learning_rate: float = Field(default=3e-4, gt=0)
+    learning_rate: float = Field(default=5e-4, gt=0)
     """Step size of the optimiser. Full fine-tuning wants about a hundredth of LoRA's."""
     warmup_steps: int = Field(default=0, ge=0)
     """Updates over which the learning rate rises from zero."""
@@ -203,10 +211,12 @@ class TrainingConfig(Section):
     """Temperature of the hinted teacher's distribution."""
     hint_extraction_model: str | None = None
     """The model that takes hints from next states; by default `evaluation.judge_model`."""
-    binary_weight: float = Field(default=0.3, ge=0)
+    binary_weight: float = Field(default=1.5, ge=0)
     """Weight of the verdict's term in `combine`."""
     opd_weight: float = Field(default=1.0, ge=0)
     """Weight of the hint's term in `combine`."""
+    step_weight: float = Field(default=0.0, ge=0)
+    """Weight of the judge's verdict on a step beside the reward of the attempt it is part of."""
     use_lora: bool = True
     """Train an adapter; otherwise all weights."""
     lora_rank: int = Field(default=16, ge=1)
@@ -215,17 +225,15 @@ class TrainingConfig(Section):
     """Scale of the adapter; it is applied as alpha / rank."""
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout in the adapter. Above 0 the trained log-probs differ from the served ones."""
-    lora_target_modules: list[str] = Field(
-        default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj"], min_length=1
-    )
-    """The layers that get an adapter."""
+    lora_target_modules: list[str] = Field(default_factory=lambda: ["all-linear"], min_length=1)
+    """The layers that get an adapter, or `all-linear`."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     clip_grad_norm: float = Field(default=1.0, gt=0)
     """Longest gradient; a longer one is scaled down to it."""
     holdout_share: float = Field(default=0.15, ge=0, lt=1)
     """Share of the corrected turns that are never trained on: the gate measures versions there."""
-    steps_per_batch: int = Field(default=2, ge=1)
+    steps_per_batch: int = Field(default=3, ge=1)
     """Optimiser steps on each batch; importance weights account for the ones before."""
     guidance: float = Field(default=0.0, ge=0)
     """How much further than the hinted base the teacher goes, away from the base unhinted."""
@@ -278,11 +286,13 @@ class RolloutConfig(Section):
     max_turns: int = Field(default=10, ge=1)
     """Turns after which a conversation is cut."""
     session_aware: bool = True
-    """Train a session as one sequence; otherwise each turn on its own."""
+    """Train an attempt as one sequence; otherwise each turn on its own."""
     parallel_envs: int = Field(default=16, ge=1)
     """Conversations held at once."""
     batch_size: int = Field(default=32, ge=1)
-    """Conversations a round."""
+    """Conversations a round, and attempts an update; groups are never split."""
+    step_timeout_s: float = Field(default=120, gt=0)
+    """How long an environment may take over one step; after that the attempt does not count."""
 
 
 class ProbeJudge(Section):

@@ -10,6 +10,7 @@
       ModelError           a model folder, adapter or chat template is unusable
       JudgeError           a judge could not be asked; the turn can be judged later
       EnvironmentFailure   an environment broke; the attempt says nothing about the model
+      ReplyError           a model's reply ends its attempt: it cannot be acted on, and that counts
 
 A message says what was found, what was expected and what to do.
 """
@@ -89,3 +90,7 @@ class JudgeError(InstarError):
 
 class EnvironmentFailure(InstarError):
     """An environment broke; the attempt says nothing about the model."""
+
+
+class ReplyError(InstarError):
+    """A model's reply cannot be acted on at all; the attempt is over, and that counts."""

@@ -30,6 +30,7 @@ from instar.batch.render import ChatRenderer
 from instar.config import Config, check_bind, is_loopback, secret
 from instar.errors import ConfigError, StoreError
 from instar.gateway.app import Deps, create_app
+from instar.gateway.attempts import AttemptDesk
 from instar.gateway.auth import Access
 from instar.gateway.metrics import Metrics
 from instar.gateway.serve import TurnServer
@@ -37,6 +38,7 @@ from instar.gateway.sessions import SessionBook
 from instar.protocols import Engine
 from instar.publish.swap import VersionFollower
 from instar.publish.versions import VersionFiles
+from instar.record.attempts import AttemptBook
 from instar.record.feedback import give_feedback
 from instar.record.keys import Keys
 from instar.record.store import TurnStore, open_store
@@ -257,7 +259,9 @@ def _assemble(
         metrics=metrics,
         ready=lambda: _not_ready(engine),
         close_session=close_session,
+        turn=store.turn,
         feedback=partial(_feedback, store),
+        attempts=_desk(AttemptBook(store)),
         refresh=refresh,
     )
     return System(
@@ -278,6 +282,10 @@ def _access(config: Config, keys: Keys) -> Access:
         key_required=not is_loopback(config.gateway.host),
         local_key=secret("INSTAR_API_KEY"),
     )
+
+
+def _desk(book: AttemptBook) -> AttemptDesk:
+    return AttemptDesk(add=book.add, of_run=book.of_run, waiting=book.waiting)
 
 
 async def _feedback(

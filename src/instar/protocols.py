@@ -90,13 +90,16 @@ class Renderer(Protocol):
         """Prompt ids for these messages. `replies` maps positions to what was sampled there."""
         ...
 
-    def reader(
-        self, *, tools: bool, thinking: bool, stop: Sequence[str], one_call: bool
-    ) -> ReplyReader:
-        """A fresh reader for one reply."""
+    def raw(self, prompt: str | Sequence[int]) -> tuple[tuple[int, ...], str]:
+        """Ids and text of a prompt that is read as it is, without a template."""
         ...
 
-    def token_text(self, token: int) -> str: ...
+    def reader(
+        self, *, tools: bool, thinking: bool, stop: Sequence[str], one_call: bool, raw: bool
+    ) -> ReplyReader:
+        """A fresh reader for one reply; `raw` takes all of it for text."""
+        ...
+
     def token_bytes(self, token: int) -> bytes: ...
 
 
@@ -120,7 +123,7 @@ class ReplyReader(Protocol):
     """Sampled ids to deltas for the client and, in the end, the whole message."""
 
     done: bool
-    """Nothing that follows can matter; the caller may stop generating."""
+    """The last id pushed and all that follow do not matter; the caller may stop generating."""
 
     def push(self, ids: Sequence[int]) -> list[Delta]: ...
     def close(self) -> tuple[list[Delta], Message]: ...

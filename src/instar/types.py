@@ -26,6 +26,11 @@ FINISHES: tuple[Finish, ...] = get_args(Finish)
 
 VersionState = Literal["candidate", "live", "retired", "rejected"]
 
+AttemptStatus = Literal["completed", "truncated", "model_error", "environment_error"]
+"""How an attempt ended. After `environment_error` nothing is known of the model: no reward."""
+
+ATTEMPT_STATUSES: tuple[AttemptStatus, ...] = get_args(AttemptStatus)
+
 BASE_VERSION = "base"
 """The version name of the model as it was before any training."""
 
@@ -60,6 +65,11 @@ class Request:
     """A hint for cache reuse; an engine may ignore it."""
     version: str | None = None
     """None means the version that is live when the request starts."""
+    images: tuple[bytes, ...] = ()
+    """PNG, JPEG, GIF or WebP files, one for each place that the prompt has for an image.
+
+    The prompt has one token a place; how many an image takes is the engine's business.
+    """
     stream: bool = True
     """False: nobody watches the reply grow, so an engine may answer in one piece."""
 
@@ -110,6 +120,8 @@ class EngineInfo:
     """False while the engine is being started again after it died."""
     logprobs_scaled: bool = True
     """False where the engine can only give log-probs at temperature 1 (a foreign vLLM server)."""
+    sees: bool = False
+    """Whether a request may carry images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +181,8 @@ class Turn:
     anchors: tuple[int, ...] = ()
     """Signed 64-bit hashes of the history with this reply; a resent history is found by them."""
     no_train: bool = False
+    group: str | None = None
+    """Set where the turn is part of an attempt at a task: attempts of one group are compared."""
     logprobs_scaled: bool = True
     """False: the log-probs are of temperature 1, whatever the settings say."""
     created: float
@@ -186,6 +200,53 @@ class Turn:
     @property
     def ids(self) -> tuple[int, ...]:
         return self.prompt_ids + self.sampled_ids
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the model was shown more than the prompt's tokens."""
+        contents = (message.get("content") for message in self.messages)
+        parts = (part for content in contents if isinstance(content, list) for part in content)
+        return any(part.get("type") == "image_url" for part in parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One attempt at a task of an environment, played as one session, once it is over."""
+
+    owner: str
+    session: str
+    environment: str
+    run: str
+    """Attempts that were played together; a run that was stopped goes on under its name."""
+    task: str
+    group: str
+    number: int
+    """Its place in the group, from 0; a group has one attempt of each number and no more."""
+    size: int
+    """How many attempts the group has when it is complete."""
+    status: AttemptStatus
+    reward: float | None
+    """0 to 1; None, and only then, after `environment_error`."""
+    turns: tuple[str, ...] = ()
+    """The replies that were acted on, in order; one that never arrived is not among them."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """What the reward is made of, and what the attempt cost."""
+    created: float = 0.0
+    used: str | None = None
+    """What became of it: a version's name, or why it trains none; None while it waits."""
+
+    def __post_init__(self) -> None:
+        if (self.reward is None) != (self.status == "environment_error"):
+            raise ValueError(
+                f"attempt {self.session} is {self.status} with the reward {self.reward}; "
+                "there is none after environment_error, and one after all else"
+            )
+        if self.reward is not None and not 0 <= self.reward <= 1:
+            raise ValueError(f"attempt {self.session} has the reward {self.reward}; not 0 to 1")
+        if not 0 <= self.number < self.size:
+            raise ValueError(
+                f"attempt {self.session} is number {self.number} of {self.size}; numbers start at 0"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,52 @@ def tiny_gpt2(folder: Path) -> Path:
         eos_token_id=257,
     )
     return _save(GPT2LMHeadModel, config, folder)
+
+
+IMAGE = "<image>"
+"""Stands in a prompt of the model below for an image of 28 by 28 pixels."""
+
+SHOWN = ("<fake_token_around_image>", "<global-img>", *[IMAGE] * 4, "<fake_token_around_image>")
+"""What its processor makes of that place."""
+
+
+def tiny_idefics3(folder: Path) -> Path:
+    """A model that sees: a small SigLIP, a small Llama, and the files of their processor."""
+    from transformers import Idefics3Config, Idefics3ForConditionalGeneration
+
+    special = ("<|im_start|>", "<|im_end|>", *dict.fromkeys(SHOWN), "<end_of_utterance>")
+    tokenizer = byte_tokenizer(special)
+    small = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    small |= {"initializer_range": 0.3}
+    text = {"model_type": "llama", "vocab_size": 262, "num_attention_heads": 4, "pad_token_id": 0}
+    text |= {"num_key_value_heads": 2, "max_position_embeddings": 2048, "eos_token_id": 257}
+    vision = {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    config = Idefics3Config(
+        text_config={**small, **text},
+        vision_config={**small, **vision},
+        image_token_id=tokenizer.token_to_id(IMAGE),
+        scale_factor=1,
+        pad_token_id=0,
+        tie_word_embeddings=False,
+    )
+    _save(Idefics3ForConditionalGeneration, config, folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    size = {"longest_edge": 28}
+    files: dict[str, dict[str, Any]] = {
+        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"},
+        "preprocessor_config.json": {
+            "image_processor_type": "Idefics3ImageProcessor",
+            "do_image_splitting": False,
+            "size": size,
+            "max_image_size": size,
+            "image_mean": [0.5] * 3,
+            "image_std": [0.5] * 3,
+        },
+        "processor_config.json": {"processor_class": "Idefics3Processor", "image_seq_len": 4},
+    }
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    return folder
 
 
 def _save(kind: Any, config: Any, folder: Path) -> Path:

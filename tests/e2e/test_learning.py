@@ -216,11 +216,11 @@ async def test_flipped_verdicts_are_stopped_by_the_gate(bench: Bench) -> None:
         update={"method": "binary", "learning_rate": 3e-2, "steps_per_batch": 8}
     )
     poisoned = Bench(bench.home, bench.store, training)
-    await poisoned.many(8)
-    for number in range(8):
-        await poisoned.store.set_verdict(
-            f"t{number:03}", Verdict(score=1, source="person"), Hint(text="Answer in one word.")
-        )
+    await poisoned.many(16)
+    share = training.holdout_share
+    assert await poisoned.book.held_out("ann", share=share)
+    for turn in await poisoned.book.trainable("ann", share=share):
+        await poisoned.store.set_verdict(turn.id, Verdict(score=1, source="person"), None)
     before = poisoned.trainer.logprobs((1, 2, 3), (4, 5))
     outcome = await poisoned.learner.learn("ann")
     assert outcome is not None

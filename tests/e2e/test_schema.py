@@ -66,8 +66,10 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Apart]:
 
 
 OPERATIONS = (
-    *("POST /v1/chat/completions", "POST /v1/session/done", "GET /v1/models"),
-    "POST /v1/feedback",
+    *("POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses"),
+    *("GET /v1/responses/{response_id}", "POST /v1/messages", "POST /v1/messages/count_tokens"),
+    *("POST /v1/session/done", "GET /v1/models", "POST /v1/feedback"),
+    *("POST /v1/attempts", "GET /v1/attempts"),
     *("GET /healthz", "GET /readyz", "GET /metrics"),
 )
 
@@ -144,10 +146,88 @@ mutated = st.builds(
 )
 
 
-async def _post(app: Any, body: Any) -> httpx.Response:
+text_parts = st.fixed_dictionaries(
+    {"type": st.sampled_from(["text", "input_text", "output_text", "refusal", "input_image"])},
+    optional={"text": st.text(max_size=8), "image_url": anything, "refusal": st.text(max_size=3)},
+)
+items = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(
+            ["message", "reasoning", "function_call", "function_call_output", "custom_tool_call"]
+        )
+        | plain,
+        "role": st.sampled_from(["user", "assistant", "system", "developer"]),
+        "content": st.text(max_size=8) | st.lists(text_parts, max_size=2),
+        "summary": st.lists(text_parts, max_size=2),
+        "call_id": st.sampled_from(["a", "b"]),
+        "name": st.text(max_size=4),
+        "namespace": st.text(max_size=4),
+        "arguments": st.text(max_size=8) | plain,
+        "output": st.text(max_size=8) | st.lists(text_parts, max_size=2),
+    },
+)
+blocks = st.fixed_dictionaries(
+    {"type": st.sampled_from(["text", "thinking", "tool_use", "tool_result", "image", "x"])},
+    optional={
+        "text": st.text(max_size=8) | plain,
+        "thinking": st.text(max_size=8),
+        "id": st.sampled_from(["a", "b"]),
+        "tool_use_id": st.sampled_from(["a", "b"]),
+        "name": st.text(max_size=4),
+        "input": st.dictionaries(st.text(max_size=4), anything, max_size=2),
+        "content": st.text(max_size=8) | st.lists(text_parts, max_size=2),
+        "source": anything,
+    },
+)
+spoken = st.fixed_dictionaries(
+    {
+        "role": st.sampled_from(["user", "assistant", "system"]),
+        "content": st.text(max_size=8) | st.lists(blocks, max_size=3),
+    }
+)
+hosted = st.fixed_dictionaries(
+    {"type": st.sampled_from(["function", "custom", "namespace", "web_search", "x"])},
+    optional={
+        "name": st.text(max_size=4),
+        "parameters": st.dictionaries(st.text(max_size=4), anything, max_size=2),
+        "input_schema": st.dictionaries(st.text(max_size=4), anything, max_size=2),
+        "tools": st.lists(st.just({"type": "function", "name": "f"}), max_size=2),
+    },
+)
+MORE = (
+    *("stream", "temperature", "top_p", "top_k", "chat_template_kwargs", "session_id", "no_train"),
+    *("turn_type", "metadata", "tool_choice", "reasoning", "instructions", "previous_response_id"),
+    *("max_output_tokens", "thinking", "output_config", "stop_sequences", "system", "echo", "stop"),
+    *("logprobs", "parallel_tool_calls", "text", "include", "store", "context_management", "seed"),
+)
+
+
+def _asked(path: str, *, tools: Any = None, **fields: Any) -> Any:
+    """A body that is right but for a field or two, and one that is wrong in its main field."""
+    rest = st.dictionaries(st.sampled_from(MORE), anything | st.none(), max_size=2)
+    given = st.fixed_dictionaries(fields | ({"tools": tools} if tools is not None else {}))
+    broken = st.fixed_dictionaries({**fields, next(iter(fields)): anything})
+    bodies = st.builds(lambda body, more: {**body, **more}, given, rest) | broken
+    return st.tuples(st.just(path), bodies)
+
+
+offered = st.lists(hosted, max_size=2) | st.just([])
+talk = st.lists(spoken, min_size=1, max_size=3)
+tokens = st.lists(st.integers(0, 257), min_size=1, max_size=4)
+others = (
+    _asked("/v1/responses", input=st.lists(items, min_size=1, max_size=4), tools=offered)
+    | _asked("/v1/responses", input=st.text(max_size=8), stream=st.booleans())
+    | _asked("/v1/messages", messages=talk, max_tokens=st.integers(1, 9), stream=st.booleans())
+    | _asked("/v1/messages/count_tokens", messages=talk, tools=offered)
+    | _asked("/v1/completions", prompt=st.text(min_size=1, max_size=8) | tokens)
+)
+
+
+async def _post(app: Any, body: Any, path: str = "/v1/chat/completions") -> httpx.Response:
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://gate") as http:
-        return await http.post("/v1/chat/completions", json=body)
+        return await http.post(path, json=body)
 
 
 @given(body=bodies | mutated)
@@ -157,6 +237,17 @@ def test_mutated_bodies_never_fail(apart: _Apart, body: Any) -> None:
     assert answer.status_code in (200, 400, 404), answer.text
     if answer.status_code != 200:
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@given(asked=others)
+@settings(parent=QUICK, max_examples=250)
+def test_mutated_bodies_of_the_other_dialects_never_fail(apart: _Apart, asked: Any) -> None:
+    path, body = asked
+    answer = apart.do(_post(apart.app, {"model": MODEL, **body}, path))
+    assert answer.status_code in (200, 400, 404), answer.text
+    if answer.status_code != 200:
+        shape = {"message", "type"} if "messages" in path else {"message", "type", "param", "code"}
+        assert set(answer.json()["error"]) == shape
 
 
 def test_a_valid_body_is_among_them(apart: _Apart) -> None:

@@ -38,7 +38,7 @@ def turn(
         settings=Sampling(temperature=temperature),
         version="base",
         finish=finish,
-        messages=(),
+        messages=more.pop("messages", ()),
         reply={"role": "assistant", "content": ""},
         created=0.0,
         verdict=None if score is None else Verdict(score=score),

@@ -1,6 +1,7 @@
 """Imports point one way, environment variables are read in one place, and files stay small.
 
-types <- errors, text, ids <- protocols <- config <- stages <- backends, envs <- loop <- the rest
+types <- errors, text, ids, synthetic <- protocols <- config <- stages <- backends, envs <- loop
+<- the rest
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 STAGES = ("gateway", "record", "judge", "batch", "train", "publish")
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("types",),
-    ("errors", "text", "ids"),
+    ("errors", "text", "ids", "synthetic"),
     ("protocols",),
     ("config", "config_yaml", "config_load"),
     STAGES,
     ("backends", "envs"),
-    ("loop", "learn"),
-    ("demo",),
-    ("cli", "commands", "dashboard", "status", "rollouts", "test_rollout", "__main__"),
+    ("loop", "learn", "launch"),
+    ("demo", "playing"),
+    ("cli", "commands", "connect", "dashboard", "status", "rollouts", "test_rollout", "__main__"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 LOOSE = LEVEL["config"], LEVEL["loop"], LEVEL["cli"]

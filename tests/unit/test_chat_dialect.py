@@ -21,7 +21,7 @@ RENDERER = ChatRenderer.for_bytes()
 
 def writer(**given: Any) -> ChatWriter:
     call = Call(model="m", messages=(), stream=True, **given)
-    made = ChatWriter(call, model="m", renderer=RENDERER)
+    made = ChatWriter(call, RENDERER)
     made.begin(Step(name="t1", deltas=[]))
     return made
 

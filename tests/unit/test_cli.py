@@ -255,6 +255,7 @@ def test_sessions_export(run: Run, recorded: list[Turn], tmp_path: Path) -> None
         "turn",
         "parent",
         "kind",
+        "kind_reason",
         "prompt_ids",
         "sampled_ids",
         "logprobs",

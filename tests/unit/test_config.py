@@ -210,7 +210,7 @@ def _values(key: Any) -> st.SearchStrategy[object]:
     if key.takes(bool):
         return st.booleans()
     if key.takes(int):
-        return st.integers(16, 60000)
+        return st.integers(64, 60000)
     if key.takes(float):
         return st.floats(0.01, 0.9)
     if key.takes(str):

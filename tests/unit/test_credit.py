@@ -23,7 +23,7 @@ PLAIN = CreditSettings()
 
 
 def judged(name: str, score: Score | None, *, size: int = 1, **more: Any) -> Judged:
-    known = {"group", "value", "age", "hinted_ids", "teacher_logprobs"}
+    known = {"group", "attempt", "reward", "value", "age", "hinted_ids", "teacher_logprobs"}
     own = {key: more.pop(key) for key in known & more.keys()}
     return Judged(turn=turn(name, [1], [2] * size, score=score, **more), **own)
 
@@ -54,6 +54,17 @@ def test_groups_without_variance_are_counted_and_not_trained() -> None:
     found = credit([judged("a", 1, group="g"), judged("b", 1, group="g")], "binary", PLAIN)
     assert found.turns == ()
     assert found.counts == {"zero_variance_groups": 1, "no_credit": 2}
+
+
+def test_centred_verdicts_count_from_their_mean_and_zero_says_nothing() -> None:
+    """Three -1 and one +1: the mean of them and of four zeros is -2 / 8."""
+    settings = CreditSettings(advantage="centred")
+    turns = [judged(name, -1) for name in "abc"] + [judged("d", 1), judged("e", 0)]
+    assert first(binary(turns, settings)) == {"a": -0.75, "b": -0.75, "c": -0.75, "d": 1.25, "e": 0}
+    assert first(binary([judged("a", -1)], settings)) == {"a": -0.8}
+    assert first(binary([judged("a", 1), judged("b", 1)], settings)) == pytest.approx(
+        {"a": 2 / 3, "b": 2 / 3}
+    )
 
 
 def line(scores: list[Score | None], values: list[float] | None = None) -> list[Judged]:
@@ -201,6 +212,7 @@ def test_an_extreme_gap_to_the_teacher_is_clipped() -> None:
         ({"no_train": True}, "private"),
         ({"age": 5}, "stale"),
         ({"size": 0}, "empty"),
+        ({"messages": ({"role": "user", "content": [{"type": "image_url"}]},)}, "images"),
     ],
 )
 def test_turns_that_must_not_be_trained_are_left_out_and_counted(
@@ -236,3 +248,30 @@ def test_a_truncated_reply_earns_no_praise(score: Score, expected: float) -> Non
 def test_trained_truncated_replies_are_counted() -> None:
     found = credit([judged("a", -1, finish="length")], "binary", PLAIN)
     assert found.counts == {"truncated": 1}
+
+
+def step(name: str, attempt: str, reward: float, score: Score | None = None) -> Judged:
+    return judged(name, score, group="g", attempt=attempt, reward=reward)
+
+
+def test_steps_are_mixed_in_against_the_mean_step() -> None:
+    some = [
+        step("a1", "a", 1.0, 1),
+        step("a2", "a", 1.0),
+        step("b1", "b", 0.0, -1),
+        step("b2", "b", 0.0, 0),
+        step("b3", "b", 0.0, 0),
+    ]
+    found = credit(some, "binary", CreditSettings(step_weight=0.5))
+    worth = {one.turn.id: earned.advantages[0] for one, earned in found.turns}
+    # Two attempts, mean 0.5, however many turns they have. Four judged steps, mean 0.
+    assert worth == {"a1": 1.0, "a2": 0.5, "b1": -1.0, "b2": -0.5, "b3": -0.5}
+    assert found.rewards == (1.0, 0.0)
+    alike = [step("a1", "a", 1.0, 1), step("b1", "b", 1.0, -1)]
+    assert credit(alike, "binary", CreditSettings()).counts["zero_variance_groups"] == 1
+    mixed = credit(alike, "binary", CreditSettings(step_weight=0.5))
+    assert {one.turn.id: e.advantages[0] for one, e in mixed.turns} == {"a1": 0.5, "b1": -0.5}
+    assert "zero_variance_groups" not in mixed.counts
+    alone = credit([step("a1", "a", 1.0, 1)], "binary", CreditSettings(step_weight=0.5))
+    assert alone.turns == ()
+    assert alone.counts == {"nothing_known": 1}

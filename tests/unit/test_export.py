@@ -16,8 +16,9 @@ from instar.record.store import open_store
 from instar.types import Hint, NextState, Turn, Verdict
 
 KEYS = [
-    *("owner", "session", "turn", "parent", "kind", "prompt_ids", "sampled_ids", "logprobs"),
-    *("version", "settings", "finish", "messages", "next_state", "verdict", "hint"),
+    *("owner", "session", "turn", "parent", "kind", "kind_reason"),
+    *("prompt_ids", "sampled_ids", "logprobs", "version", "settings", "finish"),
+    *("messages", "next_state", "verdict", "hint"),
 ]
 
 

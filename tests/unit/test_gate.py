@@ -16,6 +16,7 @@ from instar.publish.gate import (
     Correction,
     GateReport,
     Reference,
+    Tried,
     decide,
     retention_set,
 )
@@ -173,3 +174,30 @@ def test_the_retention_set_is_varied_and_clean() -> None:
     for one in found:
         assert one.question == one.question.strip() and one.answer == one.answer.strip()
         assert 3 <= len(one.answer) <= 300
+
+
+def attempts(*logprobs: float, advantages: Sequence[float] = (0.5, -0.5, 0.5, -0.5)) -> list[Tried]:
+    return [
+        Tried(turn=f"t{n}", advantage=worth, reply_logprob=logprob)
+        for n, (worth, logprob) in enumerate(zip(advantages, logprobs, strict=True))
+    ]
+
+
+def test_what_failed_on_held_out_tasks_may_not_become_likelier() -> None:
+    before = attempts(-1.0, -1.0, -1.0, -1.0)
+    better = gate(tried=(before, attempts(-0.8, -1.3, -0.9, -1.2)))
+    assert better.accepted
+    # -0.5 x -0.8, 0.5 x -1.3, -0.5 x -0.9 and 0.5 x -1.2 are -0.4 in all, before 0.
+    assert better.attempts is not None
+    assert better.attempts.live == pytest.approx(0.0)
+    assert better.attempts.candidate == pytest.approx(-0.1)
+    assert "4 turns of held-out attempts" in better.text()
+    worse = gate(tried=(before, attempts(-1.2, -0.8, -1.3, -0.7)))
+    assert not worse.accepted
+    assert worse.attempts is not None and worse.attempts.worse
+
+
+def test_attempts_that_do_not_match_decide_nothing() -> None:
+    report = gate(tried=(attempts(-1, -1, -1, -1), attempts(-1, -1, -1, -1)[:3]))
+    assert not report.accepted
+    assert "same held-out attempts" in report.text()

@@ -102,7 +102,7 @@ def test_a_loose_chain_leaves_system_text_out() -> None:
 def test_anchors_find_a_history_with_its_usual_changes() -> None:
     system = {"role": "system", "content": "12:01"}
     reply = assistant("b")
-    exact, trunk, loose = anchors([system, user("a"), user("context")], reply)
+    exact, trunk, loose, _ = anchors([system, user("a"), user("context")], reply)
     assert chain([system, user("a"), user("context"), reply])[-1] == exact
     assert chain([system, user("a"), reply])[-1] == trunk, "its last message was never kept"
     other = {"role": "system", "content": "12:02"}

@@ -13,18 +13,11 @@ from instar.config import Config, CustomJudge
 from instar.config_load import load_config
 from instar.errors import ConfigError
 from instar.judge.custom import load_custom, to_vote
-from instar.judge.hints import (
-    WordHinter,
-    candidates,
-    plain_wishes,
-    select_hint,
-    teacher_system,
-    wish_words,
-)
+from instar.judge.hints import WordHinter
 from instar.judge.next_state import Case, case_of
 from instar.judge.panel import JUDGES, PanelJudge, make_judge, tally
 from instar.judge.rules import rule_vote, tool_vote
-from instar.judge.strip import strip
+from instar.synthetic import strip
 from instar.types import Message, NextState, Sampling, Turn, Verdict
 
 
@@ -185,13 +178,6 @@ def test_the_last_message_is_not_taken_for_the_reply_where_a_client_made_it() ->
     assert case_of(turn([listed])) is None
 
 
-async def test_the_best_hint_is_not_simply_the_longest() -> None:
-    change = {"short": 1.5, "a much longer one": 0.2, "off the topic": 9.0}
-    assert select_hint(list(change), change.__getitem__, bound=2.0) == "short"
-    assert select_hint(["off the topic"], change.__getitem__, bound=2.0) == "off the topic"
-    assert select_hint([], change.__getitem__) is None
-
-
 # The rest.
 
 
@@ -315,54 +301,6 @@ def test_an_own_class_that_cannot_judge_is_refused(tmp_path: Path, path: str, pr
 
 def test_rewards_that_are_no_numbers_are_no_votes() -> None:
     assert [to_vote(one) for one in (True, "1", None, 0, 0.0, 3)] == [None, None, None, 0, 0, 1]
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("Thanks, but please keep it to one sentence.", "Keep it to one sentence."),
-        ("Hm. Too long. Have a nice day.", "Too long."),
-        ("It's 1789, not 1798.", "It's 1789, not 1798."),
-        ("太长了,一句话就够了。", "太长了,一句话就够了。"),
-        ("That's wrong.", None),
-        ("No.", None),
-        ("That's not what I asked.", None),
-        ("Vielen Dank, aber das war leider nicht meine Frage.", None),
-        ("You didn't answer my question.", None),
-        ("Try again.", None),
-        ("ugh", None),
-    ],
-)
-def test_hints_keep_what_should_be_different(text: str, words: str | None) -> None:
-    assert wish_words(text) == words
-
-
-@pytest.mark.parametrize(
-    ("text", "order"),
-    [
-        ("Too long, no lists please.", "Answer in one short sentence. Do not use lists."),
-        ("Zu lang, bitte keine Listen.", "Answer in one short sentence. Do not use lists."),
-        ("Be kinder to the student.", "Be warm and friendly."),
-        ("It's 1789, not 1798.", None),
-    ],
-)
-def test_common_wishes_are_said_plainly(text: str, order: str | None) -> None:
-    assert plain_wishes(text) == order
-
-
-def test_a_hint_stands_behind_a_role() -> None:
-    assert teacher_system("Be brief.") == "You are a helpful assistant. Be brief."
-    assert teacher_system("Be brief.", "You are Ada.\n") == "You are Ada. Be brief."
-
-
-def test_a_tool_error_is_no_wish() -> None:
-    assert candidates(Case(request="", response="", next="Error: too long", role="tool")) == []
-
-
-def test_hints_are_short() -> None:
-    words = wish_words("Please keep it short and simple. " * 40)
-    assert words is not None
-    assert len(words) <= 400
 
 
 def test_every_kind_of_judge_has_settings() -> None:

@@ -91,6 +91,10 @@ def test_the_shipped_cases_are_many_varied_and_apart() -> None:
     }
     assert len(split["test"]) >= 150
     assert not split["train"] & split["test"]
+    blind = Counter(one.label for one in cases if one.kind == "tone_blind")
+    assert sum(blind.values()) >= 80
+    assert min(blind.values()) >= 20
+    assert {one.split for one in cases if one.kind == "tone_blind"} == {"test"}
 
 
 def test_features_are_finite_for_any_text() -> None:
@@ -99,6 +103,21 @@ def test_features_are_finite_for_any_text() -> None:
             found = features(Case(request="", response="", next=text, role=role))
             assert len(found) == len(NAMES)
             assert all(abs(one) < 100 for one in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # orders, asks, praise first, praise later, blame first, blame and then a wish
+        ("Too neat. I want plain text, one paragraph.", (2, 1, 1, 0, 1, 1)),
+        ("Cold. Write a friendly line that says what was good.", (1, 1, 0, 1, 0, 0)),
+        ("Nice and short, thanks!", (0, 0, 1, 0, 0, 0)),
+        ("", (0, 0, 0, 0, 0, 0)),
+    ],
+)
+def test_where_praise_and_wishes_stand(text: str, expected: tuple[int, ...]) -> None:
+    found = features(Case(request="q", response="a", next=text))
+    assert tuple(found[NAMES.index("orders") :]) == expected
 
 
 def test_an_error_at_the_end_of_a_long_result_counts() -> None:
@@ -176,8 +195,13 @@ def probe() -> Probe:
 
 
 @pytest.mark.model
-async def test_the_probe_is_right_on_cases_it_never_saw(probe: Probe) -> None:
-    held_out = [one for one in read_cases(CASES) if one.split == "test"]
+@pytest.mark.parametrize("tone", [False, True])
+async def test_the_probe_is_right_on_cases_it_never_saw(probe: Probe, tone: bool) -> None:
+    held_out = [
+        one
+        for one in read_cases(CASES)
+        if one.split == "test" and (one.kind == "tone_blind") == tone
+    ]
     chances = probe.logits([one.case for one in held_out]).softmax(-1).mean(0)
     found = [int(best) - 1 for best in chances.argmax(-1)]
     table = agreement([(one.label, label) for one, label in zip(held_out, found, strict=True)])
@@ -185,6 +209,22 @@ async def test_the_probe_is_right_on_cases_it_never_saw(probe: Probe) -> None:
     assert table.macro_f1 is not None
     assert table.accuracy >= 0.85
     assert table.macro_f1 >= 0.85
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("Too neat. I want plain text, one paragraph, like a person would write it.", -1),
+        ("That sounds stern. Write a friendly comment that says what was good, with names.", -1),
+        ("Great, that is warm and to the point.", 1),
+        ("Yes, that's the tone I like.", 1),
+        ("Write a warm comment on Ben's drawing, please.", 0),
+    ],
+)
+async def test_nice_words_in_a_wish_are_no_praise(probe: Probe, text: str, label: int) -> None:
+    case = Case(request="Comment on Mia's text.", response="The text was read.", next=text)
+    assert tally(await probe.votes(case, 3)) == label
 
 
 @pytest.mark.model

@@ -377,3 +377,23 @@ def test_the_embedded_model_is_tokenised_as_transformers_does(at: int) -> None:
     assert renderer.render(CONVERSATIONS[at]).ids == tuple(expected)
     assert renderer.splits
     assert reference.eos_token_id in renderer.eos_ids
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_late_system_message_is_a_users_where_the_template_takes_no_other(refuses: bool) -> None:
+    """Claude Code and codex send several; some templates take one, and only as the first."""
+    complaint = "{{ raise_exception('System message must be at the beginning.') }}"
+    strict = "{% if m.role == 'system' and not loop.first %}" + complaint + "{% endif %}"
+    template = (
+        "{% for m in messages %}" + (strict if refuses else "") + "[{{ m.role }} {{ m.content }}]"
+        "{% endfor %}"
+    )
+    renderer = make_renderer(template)
+    messages = [
+        {"role": "developer", "content": "a"},
+        {"role": "user", "content": "b"},
+        {"role": "system", "content": "c"},
+    ]
+    ids = renderer.render(messages).ids
+    late = "user" if refuses else "system"
+    assert renderer.tokenizer.decode(list(ids)) == f"[system a][user b][{late} c]"

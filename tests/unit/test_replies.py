@@ -147,11 +147,12 @@ def test_a_message_of_calls_alone_has_no_content() -> None:
     assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a":1}'}
 
 
-def test_a_reader_is_done_after_the_one_call_that_was_asked_for() -> None:
+def test_a_reader_is_done_when_something_follows_the_one_call_that_was_asked_for() -> None:
     reader = RENDERER.reader(tools=True, one_call=True)
-    reader.push(ids_of(CALL[:-1]))
+    # The reply's own end is still wanted; only what is more than that is not.
+    reader.push([*ids_of(CALL + "\n"), END])
     assert not reader.done
-    reader.push(ids_of(CALL[-1] + CALL + "more"))
+    reader.push(ids_of(CALL + "more"))
     assert reader.done
     deltas, message = reader.close()
     assert (deltas, len(message["tool_calls"]), message["content"]) == ([], 1, None)

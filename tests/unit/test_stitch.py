@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from talk import THINKING, TOOLS, Talk, make_renderer, rewritten, sampled_ids
 
-from instar.gateway.stitch import SessionTree
+from instar.gateway.stitch import SessionTree, Stitched
 from instar.types import Turn
 
 TEXTS = (
@@ -280,3 +280,79 @@ def test_rewriting_really_rewrites() -> None:
     renderer = make_renderer()
     ways = {tuple(sampled_ids(renderer, "hello", rng, end=True)) for _ in range(50)}
     assert len(ways) > 2
+
+
+CONTEXT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\n%s\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
+
+
+def as_openclaw(talk: Talk, extra: str) -> Stitched:
+    return talk.ask([{"role": "user", "content": [{"type": "text", "text": CONTEXT % extra}]}])
+
+
+def test_a_block_of_context_is_nobodys_reply() -> None:
+    talk = Talk(rng=random.Random(10), tools=list(TOOLS), faithful=True)
+    talk.add({"role": "system", "content": "be brief"})
+    talk.say("[Sun 2026-11-15 00:56 UTC] go\n\nRuntime: agent=main | session=a | sessionId=b | h")
+    call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+    first = talk.answer(as_openclaw(talk, "one"), call)
+    talk.add({"role": "tool", "content": "seen"})
+    loop = as_openclaw(talk, "two")
+    assert (loop.parent, loop.how) == (first, "trunk")
+    assert loop.next_state is not None
+    assert loop.next_state.messages == ({"role": "tool", "content": "seen"},)
+    second = talk.answer(loop, "ok")
+    talk.say("[Sun 2026-11-15 00:57 UTC] No, shorter.")
+    after = as_openclaw(talk, "three")
+    assert after.parent == second
+    assert after.next_state is not None
+    assert after.next_state.messages == ({"role": "user", "content": "No, shorter."},)
+    alone = talk.tree.stitch(
+        [*talk.history[:-1], {"role": "user", "content": CONTEXT % "x"}], renderer=talk.renderer
+    )
+    assert (alone.parent, alone.next_state) == (second, None), "nobody said anything"
+
+
+def test_a_retry_that_the_client_rewrote_stays_in_the_conversation() -> None:
+    """It tells the message again inside a note, and shows the message itself the next time."""
+    talk = Talk(rng=random.Random(11), faithful=True)
+    talk.add({"role": "system", "content": "12:01"})
+    talk.say("[Sun 2026-11-15 00:56 UTC] hi")
+    first = talk.answer(as_openclaw(talk, "one"), "hello")
+    talk.say(
+        "[Queued user message from a previous active turn; preserved as context only]\n"
+        "make it short\n\nContinue the current task from the existing transcript."
+    )
+    retried = as_openclaw(talk, "two")
+    assert retried.next_state is not None
+    assert [m["content"] for m in retried.next_state.messages] == ["make it short"]
+    second = talk.answer(retried, "hi.")
+    assert second.parent == first.id
+    talk.history[0] = {"role": "system", "content": "12:02"}
+    talk.history[3] = {"role": "user", "content": "[Sun 2026-11-15 00:57 UTC] make it short"}
+    talk.say("[Sun 2026-11-15 00:58 UTC] better")
+    after = as_openclaw(talk, "three")
+    assert (after.how, after.parent, after.extends) == ("retold", second, False)
+    assert after.next_state is not None
+    assert [m["content"] for m in after.next_state.messages] == ["better"]
+    text = talk.renderer.tokenizer.decode(list(after.prompt_ids), skip_special_tokens=False)
+    assert "Queued" not in text, "the model is shown what its client sent"
+    assert contains(after.prompt_ids, second.sampled_ids)
+
+
+def test_after_a_compaction_the_conversation_goes_on() -> None:
+    talk = Talk(rng=random.Random(12), faithful=True)
+    talk.say("one")
+    talk.answer(talk.ask(), "a")
+    talk.say("two")
+    second = talk.answer(talk.ask(), "b")
+    talk.cut(0)
+    talk.say("The conversation history before this point was compacted")
+    talk.add({"role": "assistant", "content": "b"})
+    talk.say("three")
+    after = talk.ask()
+    assert (after.how, after.parent, after.extends) == ("compacted", second, False)
+    assert after.next_state is not None
+    assert [m["content"] for m in after.next_state.messages] == ["three"]
+    assert contains(after.prompt_ids, second.sampled_ids)
+    talk.history[1] = {"role": "assistant", "content": "a"}
+    assert talk.ask().how == "root", "only the newest reply: these words were said before"

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 
+from instar.backends.fake_script import Script, read_object, read_script
 from instar.config import FakeEngine
-from instar.errors import ConfigError, ContextError, ModelError, RequestError
+from instar.errors import ContextError, ModelError, RequestError
 from instar.text import StopScanner, TextDecoder, byte_tokenizer
 from instar.types import EngineInfo, Finish, Piece, Request
 
@@ -38,16 +37,13 @@ async def open_engine(
 class ScriptedEngine:
     """An Engine whose replies are known beforehand."""
 
-    def __init__(
-        self, config: FakeEngine, tokenizer: Tokenizer, name: str, script: list[str]
-    ) -> None:
+    def __init__(self, config: FakeEngine, tokenizer: Tokenizer, name: str, script: Script) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._script = script
-        self._asked = 0
         self._in_use: dict[str, int] = {}
         self._idle = asyncio.Condition()
-        self._info = EngineInfo(model=name, context=config.context, device="none")
+        self._info = EngineInfo(model=name, context=config.context, device="none", sees=config.sees)
         self._made = 0
 
     @property
@@ -77,7 +73,7 @@ class ScriptedEngine:
         for needed in ("adapter_config.json", "adapter_model.safetensors"):
             if not (folder / needed).exists():
                 raise ModelError(f"version {version}: {folder} has no {needed}")
-        _read_object((folder / "adapter_config.json").read_text("utf-8"), f"version {version}")
+        read_object((folder / "adapter_config.json").read_text("utf-8"), f"version {version}")
         if version not in self._info.versions:
             self._info = replace(self._info, versions=(*self._info.versions, version))
 
@@ -127,10 +123,11 @@ class ScriptedEngine:
         return pieces
 
     def _reply_ids(self, request: Request, room: int) -> list[int]:
-        if self._asked < len(self._script):
-            text = self._script[self._asked]
-            self._asked += 1
-        else:
+        prompt = ""
+        if self._script.rules:
+            prompt = self._tokenizer.decode(list(request.prompt_ids), skip_special_tokens=False)
+        text = self._script.next(prompt, session=request.session)
+        if text is None:
             text = _made_up(request, room)
         end = request.sampling.stop_ids[:1]
         return [*self._tokenizer.encode(text, add_special_tokens=False).ids, *end]
@@ -145,6 +142,8 @@ def _cut(
     for at, token in enumerate(ids[:room]):
         if token in sampling.stop_ids:
             return ids[: at + 1], "stop"
+        if not sampling.stop:
+            continue
         scanner.push(decoder.push([token]))
         if scanner.hit is not None:
             return ids[: at + 1], "stop"
@@ -156,6 +155,8 @@ def _made_up(request: Request, room: int) -> str:
     """Words that depend on the prompt, the seed and nothing else."""
     seed = hashlib.blake2b(digest_size=16)
     seed.update(repr((list(request.prompt_ids), request.sampling.seed)).encode())
+    for image in request.images:
+        seed.update(image)
     digest = seed.digest()
     # Without a stop id the reply must last until max_tokens.
     count = 12 if request.sampling.stop_ids else room
@@ -164,52 +165,3 @@ def _made_up(request: Request, room: int) -> str:
 
 def _logprob(token: int) -> float:
     return -0.1 - (token % 13) / 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
-    text: str = ""
-    tool_calls: tuple[dict[str, Any], ...] = ()
-    reasoning: str = ""
-
-    def reply(self) -> str:
-        """As a model of the Hermes family would write it."""
-        head = f"<think>\n{self.reasoning}\n</think>\n\n" if self.reasoning else ""
-        calls = [
-            f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
-            for call in self.tool_calls
-        ]
-        return head + "\n".join([self.text] * bool(self.text) + calls)
-
-
-def read_script(file: Path | None) -> list[str]:
-    """The replies of a script file; an unusable line is named."""
-    if file is None:
-        return []
-    if not file.exists():
-        raise ConfigError(f"engine.script is {file}, which does not exist")
-    replies = []
-    for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        entry = _read_object(line, f"{file.name} line {number}")
-        unknown = entry.keys() - {"text", "tool_calls", "reasoning"}
-        if unknown:
-            raise ConfigError(
-                f"{file.name} line {number} has {', '.join(sorted(unknown))}; "
-                "known are text, tool_calls, reasoning"
-            )
-        calls = tuple(entry.get("tool_calls") or ())
-        given = {"text": entry.get("text") or "", "reasoning": entry.get("reasoning") or ""}
-        replies.append(_Line(tool_calls=calls, **given).reply())
-    return replies
-
-
-def _read_object(text: str, where: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise ModelError(f"{where} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{where} is a {type(found).__name__}, not an object")
-    return found

@@ -70,6 +70,7 @@ async def open_engine(
             context=link.ready.context,
             device=link.ready.device,
             logprobs_scaled=scaled,
+            sees=link.ready.sees,
         )
         yield kind(config, link=link, tokenizer=tokenizer, info=info)
     finally:
@@ -220,6 +221,7 @@ class VersionedEngine:
             lora=lora,
             # A stop string is found in what has come so far.
             whole=not request.stream and not any(sampling.stop),
+            images=list(request.images),
         )
 
 

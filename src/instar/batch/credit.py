@@ -24,6 +24,10 @@ class Judged:
     turn: Turn
     group: str | None = None
     """Turns of one group answer the same task and are compared with each other."""
+    attempt: str | None = None
+    """Turns of one attempt share its reward, which counts once in the group's mean."""
+    reward: float | None = None
+    """What the attempt earned. The verdict is then that of one step of it."""
     value: float | None = None
     """The value head's estimate before the turn; all turns of a session have one, or none."""
     age: int = 0
@@ -60,6 +64,8 @@ class CreditSettings:
     gae_lambda: float = 0.95
     group_scale: Literal["none", "std"] = "none"
     """Whether a group's advantages are divided by their standard deviation."""
+    step_weight: float = 0.0
+    """Weight of a step's verdict, against the group's mean step, beside its attempt's reward."""
     opd: Literal["full", "sampled"] = "full"
     """Draw to the teacher's whole distribution, or reward the sampled token only."""
     opd_clip: float = 5.0
@@ -98,7 +104,7 @@ def credit(judged: Sequence[Judged], method: str, settings: CreditSettings) -> C
         else:
             counts[reason] += 1
     found = METHODS[method](kept, settings)
-    counts["zero_variance_groups"] = len(flat_groups(kept))
+    counts["zero_variance_groups"] = len(flat_groups(kept, settings))
     out = []
     for one in kept:
         earned = found.get(one.turn.id)
@@ -109,9 +115,10 @@ def credit(judged: Sequence[Judged], method: str, settings: CreditSettings) -> C
         else:
             out.append((one, earned))
             counts["truncated"] += one.turn.finish == "length"
-    rewards = tuple(float(one.turn.verdict.score) for one in kept if one.turn.verdict is not None)
     return Credited(
-        turns=tuple(out), rewards=rewards, counts={key: n for key, n in counts.items() if n}
+        turns=tuple(out),
+        rewards=tuple(_outcomes([one for one in kept if _is_known(one)]).values()),
+        counts={key: n for key, n in counts.items() if n},
     )
 
 
@@ -126,6 +133,9 @@ def _excluded(one: Judged, settings: CreditSettings) -> str | None:
         return "cancelled"
     if not turn.sampled_ids:
         return "empty"
+    if turn.has_images:
+        # The trainer reads tokens only: without the image it would see another prompt.
+        return "images"
     if one.age > settings.max_age:
         return "stale"
     if turn.finish == "length" and settings.truncated == "drop":
@@ -134,10 +144,13 @@ def _excluded(one: Judged, settings: CreditSettings) -> str | None:
 
 
 def binary(judged: Sequence[Judged], settings: CreditSettings) -> dict[str, Credit]:
-    """The verdict: against its group's mean, along the session (GAE), or as it stands."""
-    known = [one for one in judged if one.turn.verdict is not None]
+    """The verdict: against its group's mean, along the session (GAE), or as it stands.
+
+    An attempt's reward has no worth but against others: alone, nothing is known to learn from.
+    """
+    known = [one for one in judged if _is_known(one)]
     grouped = _groups(known)
-    alone = [one for one in known if one.group is None or one.group not in grouped]
+    alone = [one for one in known if one.group not in grouped and one.reward is None]
     worth: dict[str, tuple[float, float | None]] = {}
     for members in grouped.values():
         worth |= {name: (value, None) for name, value in _normalised(members, settings).items()}
@@ -149,6 +162,8 @@ def binary(judged: Sequence[Judged], settings: CreditSettings) -> dict[str, Cred
         worth |= {one.turn.id: (_reward(one), None) for one in alone}
     out = {}
     for one in known:
+        if one.turn.id not in worth:
+            continue
         advantage, target = worth[one.turn.id]
         if one.turn.finish == "length" and settings.truncated == "no_praise":
             advantage = min(advantage, 0.0)
@@ -204,9 +219,26 @@ def combine(judged: Sequence[Judged], settings: CreditSettings) -> dict[str, Cre
 METHODS: dict[str, Method] = {"binary": binary, "opd": opd, "combine": combine}
 
 
+def _is_known(one: Judged) -> bool:
+    return one.reward is not None or one.turn.verdict is not None
+
+
 def _reward(one: Judged) -> float:
+    if one.reward is not None:
+        return one.reward
     assert one.turn.verdict is not None
     return float(one.turn.verdict.score)
+
+
+def _outcomes(known: Sequence[Judged]) -> dict[str, float]:
+    """What each attempt earned; a turn that is part of none is one by itself."""
+    return {one.attempt or one.turn.id: _reward(one) for one in known}
+
+
+def _steps(known: Sequence[Judged]) -> list[float]:
+    """Verdicts on steps of attempts, as far as there are any."""
+    verdicts = [one.turn.verdict for one in known if one.reward is not None]
+    return [float(verdict.score) for verdict in verdicts if verdict is not None]
 
 
 def _gap(turn: Turn, teacher: Sequence[float], clip: float) -> tuple[float, ...]:
@@ -219,26 +251,45 @@ def _gap(turn: Turn, teacher: Sequence[float], clip: float) -> tuple[float, ...]
     return tuple(max(-clip, min(clip, gap)) for gap in gaps)
 
 
-def _groups(known: Sequence[Judged]) -> dict[str, list[Judged]]:
-    """Groups of at least two; one turn alone has nothing to be compared with."""
-    groups: defaultdict[str, list[Judged]] = defaultdict(list)
+def _groups(known: Sequence[Judged]) -> dict[str | None, list[Judged]]:
+    """Groups of at least two attempts; one alone has nothing to be compared with."""
+    groups: defaultdict[str | None, list[Judged]] = defaultdict(list)
     for one in known:
-        if one.group is not None and one.turn.verdict is not None:
+        if one.group is not None and _is_known(one):
             groups[one.group].append(one)
-    return {name: members for name, members in groups.items() if len(members) > 1}
+    return {name: members for name, members in groups.items() if len(_outcomes(members)) > 1}
 
 
-def flat_groups(judged: Sequence[Judged]) -> list[str]:
+def flat_groups(judged: Sequence[Judged], settings: CreditSettings) -> list[str | None]:
     """Groups whose members all fared alike, from which nothing is learned."""
-    groups = _groups(judged)
-    return [name for name, members in groups.items() if len({_reward(one) for one in members}) == 1]
+    return [
+        name
+        for name, members in _groups(judged).items()
+        if len(set(_outcomes(members).values())) == 1
+        and (not settings.step_weight or len(set(_steps(members))) < 2)
+    ]
 
 
 def _normalised(members: Sequence[Judged], settings: CreditSettings) -> dict[str, float]:
-    rewards = [_reward(one) for one in members]
-    mean, spread = statistics.fmean(rewards), statistics.pstdev(rewards)
+    """Against the mean of the group's attempts, and each step against the mean of its steps."""
+    outcome = _against(list(_outcomes(members).values()), settings)
+    step = _against(_steps(members), settings)
+    out = {}
+    for one in members:
+        worth = outcome(_reward(one))
+        if one.reward is not None and one.turn.verdict is not None:
+            worth += settings.step_weight * step(float(one.turn.verdict.score))
+        out[one.turn.id] = worth
+    return out
+
+
+def _against(values: Sequence[float], settings: CreditSettings) -> Callable[[float], float]:
+    """How far a value is from the mean of these."""
+    if not values:
+        return lambda value: 0.0
+    mean, spread = statistics.fmean(values), statistics.pstdev(values)
     scale = spread if settings.group_scale == "std" and spread else 1.0
-    return {one.turn.id: (_reward(one) - mean) / scale for one in members}
+    return lambda value: (value - mean) / scale
 
 
 def _centred(alone: Sequence[Judged]) -> dict[str, float]:

@@ -77,6 +77,7 @@ class ChatRenderer:
         self._cache = _TextCache(cache_chars)
         self.eos_ids = tuple(eos_ids)
         self.native_tools = self._knows_tools()
+        self._late_system = self._takes_late_system()
         # A template that never speaks of thinking cannot mean to drop it.
         self._thoughts = "</think>" in template.source or "reasoning" in template.source
         self.splits = self._splits_cleanly()
@@ -146,18 +147,30 @@ class ChatRenderer:
         thinking: bool = False,
         stop: Sequence[str] = (),
         one_call: bool = False,
+        raw: bool = False,
     ) -> ReplyReader:
         rules = ReplyRules(
             form=self.form if tools else None,
             thinking=thinking,
             stop=tuple(stop),
             one_call=one_call,
+            raw=raw,
         )
         return ReplyReader(self.tokenizer, self.eos_ids, rules)
 
-    def token_text(self, token: int) -> str:
-        text: str = self.tokenizer.decode([token], skip_special_tokens=False)
-        return text
+    def raw(self, prompt: str | Sequence[int]) -> tuple[tuple[int, ...], str]:
+        """Ids and text of a prompt without a template: whoever sends one writes the tokens."""
+        if isinstance(prompt, str):
+            return tuple(self.tokenizer.encode(prompt).ids), prompt
+        for token in prompt:
+            if not 0 <= token < 2**32 or self.tokenizer.id_to_token(token) is None:
+                raise RequestError(
+                    f"prompt has the token id {token}, which this model's tokenizer does not know",
+                    param="prompt",
+                    code="invalid_value",
+                )
+        text: str = self.tokenizer.decode(list(prompt), skip_special_tokens=False)
+        return tuple(prompt), text
 
     def token_bytes(self, token: int) -> bytes:
         """What a token stands for; part of a character has no text of its own."""
@@ -194,7 +207,7 @@ class ChatRenderer:
     ) -> str:
         try:
             ready = [
-                self._marked(at, replies[at]) if at in replies else self._prepare(message)
+                self._marked(at, replies[at]) if at in replies else self._prepare(message, at)
                 for at, message in enumerate(messages)
             ]
         except RecursionError as error:
@@ -211,11 +224,13 @@ class ChatRenderer:
             message["reasoning_content"] = f"{_THOUGHT}{at}{_END}"
         return message
 
-    def _prepare(self, message: Message) -> Message:
+    def _prepare(self, message: Message, at: int) -> Message:
         """The form templates expect: text content, arguments as objects, no developer role."""
         role = "system" if message["role"] == "developer" else message["role"]
-        out: Message = {name: self._guard_all(value) for name, value in message.items()}
-        out |= {"role": role, "content": self._guard(text_of(message))}
+        if role == "system" and at and not self._late_system:
+            role = "user"
+        rest = {name: value for name, value in message.items() if name != "content"}
+        out: Message = {**self._guard_all(rest), "role": role, "content": self._content(message)}
         if role == "assistant" and message.get("tool_calls"):
             if not self.native_tools:
                 out["content"] = self._guard(write_calls({**message, "content": text_of(message)}))
@@ -224,8 +239,20 @@ class ChatRenderer:
                 calls = [_with_object_arguments(c) for c in message["tool_calls"]]
                 out["tool_calls"] = self._guard_all(calls)
         elif role == "tool" and not self.native_tools:
-            out["content"] = f"<tool_response>\n{out['content']}\n</tool_response>"
+            out["content"] = _tool_response(out["content"])
         return out
+
+    def _content(self, message: Message) -> Any:
+        """Text; where there are images, the parts that a template shows them in place of."""
+        content = message.get("content")
+        if not isinstance(content, list) or not any(map(_is_image, content)):
+            return self._guard(text_of(message))
+        return [
+            {"type": "image"}
+            if _is_image(part)
+            else {"type": "text", "text": self._guard(part["text"])}
+            for part in content
+        ]
 
     def _with_tools(self, messages: list[Message], tools: Sequence[Tool]) -> list[Message]:
         told = self._guard(describe_tools(tools))
@@ -279,6 +306,14 @@ class ChatRenderer:
             return False
         return "probe_tool" in text
 
+    def _takes_late_system(self) -> bool:
+        """Whether a system message may stand after others: agents send some, templates differ."""
+        try:
+            text = self.template.text([*_PROBE[:2], {"role": "system", "content": "probe_late"}])
+        except RequestError:
+            return False
+        return "probe_late" in text
+
     def _splits_cleanly(self) -> bool:
         """Whether tokenising between special tokens equals tokenising the whole."""
         self.splits = True
@@ -316,6 +351,17 @@ class _TextCache:
                 self._size -= len(old)
 
 
+def _tool_response(content: Any) -> Any:
+    head, tail = "<tool_response>\n", "\n</tool_response>"
+    if isinstance(content, str):
+        return f"{head}{content}{tail}"
+    return [{"type": "text", "text": head}, *content, {"type": "text", "text": tail}]
+
+
+def _is_image(part: dict[str, Any]) -> bool:
+    return part.get("type") == "image_url"
+
+
 def text_of(message: Message) -> str:
     """A message's text, whether it came as a string, a list of parts or nothing."""
     content = message.get("content")
@@ -323,7 +369,7 @@ def text_of(message: Message) -> str:
         return ""
     if isinstance(content, str):
         return content
-    return "\n".join(part["text"] for part in content)
+    return "\n".join(part["text"] for part in content if not _is_image(part))
 
 
 def _lost(text: str, replies: Mapping[int, Turn], *, thoughts: bool) -> list[int]:

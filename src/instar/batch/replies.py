@@ -7,7 +7,6 @@ the whole message. Text that may be the beginning of a marker is held back until
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from typing import Any, Literal
 from tokenizers import Tokenizer
 
 from instar.batch.toolform import Call, ToolForm
+from instar.ids import new_id
 from instar.text import StopScanner, TextDecoder
 from instar.types import Delta, Message
 
@@ -34,6 +34,8 @@ class ReplyRules:
     stop: tuple[str, ...] = ()
     one_call: bool = False
     """The client wants at most one tool call a turn."""
+    raw: bool = False
+    """All of the reply is text, whatever it looks like."""
 
 
 class ReplyReader:
@@ -45,6 +47,8 @@ class ReplyReader:
         self._scanner = StopScanner(rules.stop)
         self._rules = rules
         self._state: _State = "reasoning" if rules.thinking else "start"
+        if rules.raw:
+            self._state = "content"
         self._held = ""
         self._gap = ""
         """Blank space before what may be a call."""
@@ -103,6 +107,10 @@ class ReplyReader:
         return self._think(bare)
 
     def _in_content(self) -> list[Delta]:
+        if self._rules.one_call and self._calls:
+            # The end of the reply is still wanted, so that it is sampled and learned.
+            self.done = bool(self._held.strip())
+            return []
         if self._thought and not self._content:
             self._held = self._held.lstrip("\n")
         form = self._rules.form
@@ -140,7 +148,8 @@ class ReplyReader:
         if self._state == "reasoning":
             return self._think(body.rstrip("\n"))
         # Blank space after the last call is the form's, not the reply's.
-        return [] if self._calls and not body.strip() else self._say(body)
+        over = not body.strip() or self._rules.one_call
+        return [] if self._calls and over else self._say(body)
 
     def _call(self, body: str, close: str) -> list[Delta]:
         form = self._rules.form
@@ -153,12 +162,12 @@ class ReplyReader:
             # Not a call after all: the client gets it as the text it is.
             return self._say(self._gap + self._open + body + close)
         if self._rules.one_call:
-            calls, self.done = calls[:1], True
+            calls = calls[:1]
         return [self._add_call(name, arguments) for name, arguments in calls]
 
     def _add_call(self, name: str, arguments: str) -> Delta:
         call = {
-            "id": f"call_{secrets.token_hex(12)}",
+            "id": new_id("call_"),
             "type": "function",
             "function": {"name": name, "arguments": arguments},
         }

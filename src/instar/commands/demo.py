@@ -35,6 +35,10 @@ def demo(
     plot: Annotated[
         Path, typer.Option("--plot", help="Where the chart goes.", metavar="FILE")
     ] = Path("demo.svg"),
+    proof: Annotated[
+        bool,
+        typer.Option("--proof/--no-proof", help="In the end, lie to it and roll back."),
+    ] = True,
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
@@ -48,7 +52,7 @@ def demo(
     from instar.demo.run import demo as run
 
     person = load_person(persona, seed=seed)
-    plan = Plan(updates=updates)
+    plan = Plan(updates=updates, proof=proof)
     with _folder(home) as folder:
         chosen = ["rollout_config.max_concurrent_sessions=1000", *(sets or ())]
         config = resolve(home=folder, file=None, sets=chosen).config
@@ -111,10 +115,23 @@ def _plain(report: Report) -> dict[str, Any]:
             {"name": v.name, "state": v.state, "retention": (v.gate or {}).get("retention")}
             for v in report.versions
         ],
+        "proof": _proved(report),
         "answers": [
             {"prompt": prompt, "before": before, "after": after}
             for prompt, before, after in _pairs(report)
         ],
+    }
+
+
+def _proved(report: Report) -> dict[str, Any] | None:
+    if (found := report.proof) is None:
+        return None
+    gate = found.poisoned.gate or {}
+    return {
+        "poisoned": found.poisoned.state,
+        "reasons": gate.get("reasons", []),
+        "back_to": found.back_to,
+        "same_answers": found.same,
     }
 
 
@@ -151,4 +168,10 @@ def _show(report: Report, plot: Path) -> None:
     for prompt, before, after in _pairs(report):
         beside.add_row(prompt, before.strip(), after.strip())
     console.print(beside)
+    if (found := _proved(report)) is not None:
+        console.print(f"a batch with its verdicts turned round was {found['poisoned']}:")
+        for reason in found["reasons"]:
+            console.print(f"  - {reason}")
+        words = {True: "the same answers as before", False: "OTHER answers", None: "not compared"}
+        console.print(f"rolled back to {found['back_to']}: {words[found['same_answers']]}")
     console.print(f"The chart is in {plot}")

@@ -25,8 +25,7 @@ from instar.commands.common import (
     resolve,
     resolve_last,
 )
-from instar.commands.serve import LogLevel
-from instar.commands.train import run
+from instar.commands.serve import LogLevel, log_to, until_stopped
 from instar.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,19 +84,63 @@ def score(
         raise typer.Exit(1)
 
 
-@app.command("run", epilog="Example: instar judge run --set evaluation.judge.type=rules")
-def run_alone(
+@app.command(epilog="Examples: instar judge run    instar judge run --once --json")
+def run(
     home: Home = DEFAULT_HOME,
     file: File = None,
     sets: Sets = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Judge what is ready now, then end.")
+    ] = False,
+    background: Annotated[
+        bool,
+        typer.Option("--background", help="Only take what other processes leave of the processor."),
+    ] = False,
     log_level: LogLevel = "info",
     as_json: Json = False,
 ) -> None:
-    """Judge turns as what followed them becomes known, and train nothing; Ctrl-C stops.
+    """Judge recorded turns as what followed them becomes known; Ctrl-C stops.
 
-    `instar train --no-judge` is the other half. `instar up` runs both by itself.
+    It meets the gateway and the trainer only in the store. A judge that
+    is down is asked again later, with growing pauses; with --once the
+    exit code is 1 then, and the turns wait for the next run.
     """
-    run(home, file, sets, training=False, log_level=log_level, json=as_json)
+    from instar.learn.background import yield_to_others
+    from instar.learn.judging import open_worker
+    from instar.loop import store_url
+    from instar.record.store import open_store
+
+    log_to(log_level, None)
+    config = resolve_last(home=home, file=file, sets=sets)
+    if background:
+        yield_to_others()
+    counts: dict[str, int] = {}
+    done = True
+
+    async def work(stop: asyncio.Event) -> None:
+        nonlocal done
+        folder = ready_home(home)
+        async with open_store(store_url(config, folder)) as store:
+            worker = await open_worker(config, folder, store)
+            try:
+                if once:
+                    done = await worker.drain()
+                else:
+                    await worker.run(stop)
+            finally:
+                counts.update(worker.counts)
+
+    async def until_signal() -> None:
+        stop = asyncio.Event()
+        await until_stopped(work(stop), on_stop=stop.set)
+
+    asyncio.run(until_signal())
+    if as_json:
+        print_json(counts)
+    else:
+        typer.echo(", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items()))
+    if not done:
+        raise typer.Exit(1)
 
 
 @app.command(epilog="Example: instar judge train --cases my_cases.jsonl")

@@ -52,51 +52,29 @@ def train(
     """Learn from recorded turns: judge them, train, gate, publish; Ctrl-C stops.
 
     It meets the gateway only in the store and the folder of versions, so it may run before,
-    beside or after `instar serve`. `instar up` starts it by itself.
+    beside or after `instar serve`. `instar up` starts it by itself. With --no-judge another
+    process judges: `instar judge run`.
     """
-    from instar.learn.background import end_with_parent
+    from instar.learn.background import end_with_parent, yield_to_others
+    from instar.learn.run import learn
 
     if with_parent:
         end_with_parent()
-    run(home, file, sets, judging=judging, background=background, log_level=log_level, json=as_json)
-
-
-def run(
-    home: Home,
-    file: File,
-    sets: Sets,
-    *,
-    judging: bool = True,
-    training: bool = True,
-    background: bool = False,
-    log_level: str,
-    json: bool,
-) -> None:
-    """Judge and train, or one of the two, until a signal."""
     log_to(log_level, None)
     config = resolve_last(home=home, file=file, sets=sets)
-    from instar.learn.background import yield_to_others
-    from instar.learn.run import learn
 
     if background:
         yield_to_others()
 
     def show(outcome: Outcome) -> None:
-        if json:
+        if as_json:
             print_json({"version": outcome.version.name, "gate": outcome.report.to_json()})
         else:
             typer.echo(outcome.report.text())
 
     async def work() -> None:
         stop = asyncio.Event()
-        job = learn(
-            config,
-            ready_home(home),
-            stop=stop,
-            judging=judging,
-            training=training,
-            on_outcome=show,
-        )
+        job = learn(config, ready_home(home), stop=stop, judging=judging, on_outcome=show)
         await until_stopped(job, on_stop=stop.set)
 
     asyncio.run(work())

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import signal
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +11,10 @@ from instar.batch.render import ChatRenderer
 from instar.config import Config
 from instar.demo.measure import Measured, Reader
 from instar.demo.person import Person
+from instar.demo.proof import Proof, likeliest, prove
 from instar.demo.talk import Client, Said
-from instar.errors import EngineError
 from instar.gateway.auth import LOCAL_OWNER
+from instar.launch import started
 from instar.loop import model_folder, store_url
 from instar.record.store import TurnStore, open_store
 from instar.record.versions import VersionBook
@@ -40,6 +37,7 @@ class Report:
     judge_agreement: float | None
     """How often the judge's verdict was the person's truth, where it gave one."""
     kept: tuple[str, ...]
+    proof: Proof | None = None
 
     @property
     def retention(self) -> float | None:
@@ -58,6 +56,8 @@ class Plan:
     samples: int = 2
     """Answers a kept prompt, at each look."""
     max_tokens: int = 128
+    proof: bool = True
+    """Show in the end that lies are stopped and that a rollback brings the old words back."""
 
 
 async def demo(
@@ -76,17 +76,18 @@ async def demo(
     assert folder is not None
     reader = await asyncio.to_thread(_reader, config, folder)
     async with (
-        _up(home, sets) as address,
+        started(home, sets) as address,
         open_store(store_url(config, home)) as store,
     ):
         client = Client(address, config.model.name, max_tokens=plan.max_tokens)
         try:
             show = _Show(config, person, client, store, reader, plan, progress)
             looks, said = await show.run()
+            versions = await VersionBook(store).versions(LOCAL_OWNER)
+            proof = await show.prove() if plan.proof else None
         finally:
             reader.stop()
             await client.close()
-        versions = await VersionBook(store).versions(LOCAL_OWNER)
         return Report(
             persona=person.name,
             seed=seed,
@@ -94,6 +95,7 @@ async def demo(
             versions=tuple(versions),
             judge_agreement=await _agreement(store, person, said),
             kept=person.kept,
+            proof=proof,
         )
 
 
@@ -113,27 +115,50 @@ class _Show:
         self._reader, self._plan = reader, plan
         self._progress = progress
         self._next = 0
+        self._likeliest: dict[str, tuple[str, ...]] = {}
 
     async def run(self) -> tuple[list[Measured], list[Said]]:
         looks = [await self._look(0)]
         said: list[Said] = []
         for update in range(1, self._plan.updates + 1):
             said += await self._update(update)
+            if self._plan.proof and update >= self._plan.updates - 1:
+                live = await self._book.live_name(LOCAL_OWNER)
+                self._likeliest[live] = await likeliest(self._client, self._person)
             if update in self._plan.look_after or update == self._plan.updates:
                 looks.append(await self._look(update))
         return looks, said
+
+    async def prove(self) -> Proof:
+        """One batch with its verdicts turned round, then a rollback."""
+        before = len(await self._book.versions(LOCAL_OWNER))
+        self._progress("lying to it, and going back", 1.0)
+        return await prove(
+            self._store,
+            self._client,
+            self._person,
+            talk=lambda: self._talk("lying to it", 1.0),
+            learned=lambda: _until(lambda: self._gated(before)),
+            swapped=lambda: asyncio.sleep(_SWAP_S),
+            kept=self._likeliest,
+        )
 
     async def _update(self, update: int) -> list[Said]:
         """Talk until there is enough to learn from, then wait for what the gate says of it."""
         share = (update - 1) / self._plan.updates
         before = len(await self._book.versions(LOCAL_OWNER))
-        said: list[Said] = []
-        while (missing := await self._missing()) > 0 and not await self._gated(before):
-            self._progress(f"update {update}: talking", share)
-            said += await asyncio.gather(*(self._converse() for _ in range(missing)))
+        said = await self._talk(f"update {update}: talking", share)
         self._progress(f"update {update}: training", share + 0.5 / self._plan.updates)
         await _until(lambda: self._gated(before))
         await asyncio.sleep(_SWAP_S)
+        return said
+
+    async def _talk(self, what: str, share: float) -> list[Said]:
+        """Until there are enough turns with something to learn from."""
+        self._progress(what, share)
+        said: list[Said] = []
+        while (missing := await self._missing()) > 0:
+            said += await asyncio.gather(*(self._converse() for _ in range(missing)))
         return said
 
     async def _missing(self) -> int:
@@ -191,30 +216,3 @@ async def _agreement(store: TurnStore, person: Person, said: Sequence[Said]) -> 
 
 def _reader(config: Config, folder: Path) -> Reader:
     return Reader(TorchTrainer(folder, config.training), ChatRenderer.from_folder(folder))
-
-
-@asynccontextmanager
-async def _up(home: Path, sets: Sequence[str]) -> AsyncIterator[str]:
-    """`instar up` in processes of its own; gives its address once it serves."""
-    command = [sys.executable, "-m", "instar", "up", "--json", "--home", str(home), "--port", "0"]
-    for one in sets:
-        command += ["--set", one]
-    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    assert child.stdout is not None
-    drain: asyncio.Future[bytes] | None = None
-    try:
-        async for line in child.stdout:
-            status = json.loads(line)
-            if status.get("state") == "serving":
-                # Lines that nobody reads would stop the child once the pipe is full.
-                drain = asyncio.ensure_future(child.stdout.read())
-                yield str(status["address"])
-                break
-        else:
-            raise EngineError(f"instar up ended with {await child.wait()} before it served")
-    finally:
-        if child.returncode is None:
-            child.send_signal(signal.SIGINT)
-        await child.wait()
-        if drain is not None:
-            await drain

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
 from instar.errors import EngineError
 from instar.ids import new_id
+
+_TEMPERATURE = 0.7
+"""As most clients ask for; at 1 a small model says much that it does not mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +22,8 @@ class Said:
     prompt: str
     answer: str
     reply: str = ""
+    turn: str = ""
+    """The id of the answer."""
 
 
 class Client:
@@ -34,37 +40,50 @@ class Client:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def answer(self, prompt: str, *, model: str | None = None) -> str:
-        """An answer that leaves no trace in training."""
+    async def answer(self, prompt: str, *, likeliest: bool = False) -> str:
+        """An answer that leaves no trace in training, by chance or the likeliest words."""
         headers = {"X-Turn-Type": "side", "X-No-Train": "1", "X-Session-Id": new_id("e")}
+        more = {"temperature": 0} if likeliest else {}
         async with self._places:
-            return await self._ask([("user", prompt)], headers, model=model)
+            answer, _ = await self._ask([("user", prompt)], headers, **more)
+            return answer
 
     async def converse(self, prompt: str, respond: object) -> Said:
         """Ask, read the answer, and say what one thinks of it."""
         headers = {"X-Session-Id": new_id("d")}
         async with self._places:
-            answer = await self._ask([("user", prompt)], headers)
+            answer, turn = await self._ask([("user", prompt)], headers)
             reply = str(respond(prompt, answer))  # type: ignore[operator]
             history = [("user", prompt), ("assistant", answer), ("user", reply)]
             # Nobody reads this answer: the request is how the reply gets to the server.
             await self._ask(history, headers, max_tokens=1)
-        return Said(prompt=prompt, answer=answer, reply=reply)
+        return Said(prompt=prompt, answer=answer, reply=reply, turn=turn)
+
+    async def feedback(self, turn: str, score: int) -> None:
+        """Say outright how an answer was."""
+        await self._post("/feedback", {"turn": turn, "score": score})
 
     async def _ask(
-        self,
-        history: list[tuple[str, str]],
-        headers: dict[str, str],
-        *,
-        model: str | None = None,
-        max_tokens: int | None = None,
-    ) -> str:
+        self, history: list[tuple[str, str]], headers: dict[str, str], **more: float
+    ) -> tuple[str, str]:
+        """The answer and its id."""
         body = {
-            "model": model or self._model,
+            "model": self._model,
             "messages": [{"role": role, "content": text} for role, text in history],
-            "max_tokens": max_tokens or self._max_tokens,
+            "max_tokens": self._max_tokens,
+            "temperature": _TEMPERATURE,
+            **more,
         }
-        found = await self._http.post("/chat/completions", json=body, headers=headers)
-        if found.status_code != 200:
-            raise EngineError(f"the gateway answered {found.status_code}: {found.text[:300]}")
-        return str(found.json()["choices"][0]["message"]["content"] or "")
+        found = await self._post("/chat/completions", body, headers)
+        return str(found["choices"][0]["message"]["content"] or ""), str(found["id"]).removeprefix(
+            "chatcmpl-"
+        )
+
+    async def _post(
+        self, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
+    ) -> dict[str, Any]:
+        answer = await self._http.post(path, json=body, headers=headers)
+        if answer.status_code != 200:
+            raise EngineError(f"the gateway answered {answer.status_code}: {answer.text[:300]}")
+        found: dict[str, Any] = answer.json()
+        return found

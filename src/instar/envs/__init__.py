@@ -14,7 +14,14 @@ from typing import Any
 from instar.errors import ConfigError
 from instar.protocols import Environment
 
-ENVIRONMENTS: dict[str, str] = {}
+ENVIRONMENTS: dict[str, str] = {
+    "tau": "instar.envs.tau",
+    "terminal": "instar.envs.terminal",
+    "swe": "instar.envs.swe",
+    "bfcl": "instar.envs.bfcl",
+    "interpreter": "instar.envs.interpreter",
+    "toolcall": "instar.envs.toolcall",
+}
 """Modules that are imported only when chosen; each has `open_environment(options)`."""
 
 

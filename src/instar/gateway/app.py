@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -12,19 +13,24 @@ from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from instar import __version__
 from instar.config import GatewayConfig
 from instar.errors import InstarError, RequestError, StoreError
+from instar.gateway.attempts import AttemptDesk, add_attempts
 from instar.gateway.auth import Access
-from instar.gateway.call import Call, Hints, Step, read_hints
-from instar.gateway.dialects import chat
+from instar.gateway.call import Call, Hints, Step, check_tool_results, continued, read_hints
+from instar.gateway.dialects import DIALECTS, dialect_at
+from instar.gateway.dialects.shared import Dialect, Extra
 from instar.gateway.feedback import Give, add_feedback
+from instar.gateway.images import load_images
 from instar.gateway.metrics import Metrics
 from instar.gateway.serve import TurnServer
-from instar.gateway.wire import LiveReply, error_response, read_json
+from instar.gateway.wire import ErrorBody, LiveReply, error_response, read_json
 from instar.protocols import Renderer
+from instar.types import Turn
 
 log = logging.getLogger("instar.gateway")
 
@@ -45,7 +51,10 @@ class Deps:
     ready: Callable[[], str | None]
     """None when a request would be served now, else why not."""
     close_session: Callable[[str, str], Awaitable[bool]]
+    turn: Callable[[str, str], Awaitable[Turn | None]]
+    """(owner, id): a recorded turn."""
     feedback: Give
+    attempts: AttemptDesk
     refresh: Callable[[], None]
     """Brings gauges up to date before they are shown."""
 
@@ -54,34 +63,88 @@ def create_app(deps: Deps) -> FastAPI:
     """The gateway as an ASGI app."""
     app = FastAPI(title="instar", version=__version__, docs_url=None, redoc_url=None)
     _add_errors(app, deps)
-    _add_chat(app, deps)
+    for dialect in DIALECTS:
+        _add_dialect(app, deps, dialect)
     _add_sessions(app, deps)
     add_feedback(app, deps.access, deps.feedback, statuses=_STATUSES)
+    add_attempts(app, deps.access, deps.attempts, statuses=_STATUSES)
     _add_info(app, deps)
     return app
 
 
-def _add_chat(app: FastAPI, deps: Deps) -> None:
+def _add_dialect(app: FastAPI, deps: Deps, dialect: Dialect) -> None:
     limit = int(deps.config.max_body_mb * 1_000_000)
-    body_schema = {"application/json": {"schema": _schema(chat.ChatBody)}}
 
-    @app.post(
-        "/v1/chat/completions",
-        openapi_extra={"requestBody": {"required": True, "content": body_schema}},
-        responses={status: {"description": text} for status, text in _STATUSES.items()},
-    )
-    async def chat_completions(request: Request) -> Response:
-        """One reply to a conversation, streamed or whole."""
+    async def reply(request: Request) -> Response:
         owner = await deps.access.owner(request.headers)
-        call = chat.parse(await read_json(request, limit))
+        call = await _call(deps, owner, dialect.parse(await read_json(request, limit)))
         hints = read_hints(request.headers, call.body_hints)
         return LiveReply(
             _closing(deps, owner, call, hints),
-            chat.ChatWriter(call, model=call.model, renderer=deps.renderer),
+            dialect.writer(call, deps.renderer),
             stream=call.stream,
-            shape=chat.error_body,
-            done=lambda status: deps.metrics.requests.labels("chat", status).inc(),
+            shape=dialect.error_body,
+            done=lambda status: deps.metrics.requests.labels(dialect.name, status).inc(),
         )
+
+    app.post(dialect.path, **_described(dialect.about, dialect.body))(reply)
+    for extra in dialect.extras:
+        _add_extra(app, deps, extra, limit)
+
+
+def _add_extra(app: FastAPI, deps: Deps, extra: Extra, limit: int) -> None:
+    desk = _Desk(deps)
+
+    async def answer(request: Request) -> Response:
+        owner = await deps.access.owner(request.headers)
+        given = await read_json(request, limit) if extra.body else dict(request.path_params)
+        return _json(await extra.answer(desk, owner, given))
+
+    add = {"GET": app.get, "POST": app.post}[extra.method]
+    add(extra.path, **_described(extra.about, extra.body, path=extra.path))(answer)
+
+
+async def _call(deps: Deps, owner: str, call: Call) -> Call:
+    """The whole call: with what came before it, and checked as a conversation."""
+    if call.after is not None:
+        before = await _turn(deps, owner, call.after)
+        if before is None:
+            raise _no_response(call.after, 400, "previous_response_not_found")
+        call = continued(call, before)
+    check_tool_results(call.messages)
+    return await load_images(call, sees=deps.server.sees, config=deps.config)
+
+
+class _Desk:
+    """What a dialect's further routes may ask of the gateway."""
+
+    def __init__(self, deps: Deps) -> None:
+        self._deps = deps
+        self.renderer = deps.renderer
+
+    async def count(self, owner: str, call: Call) -> int:
+        return await self._deps.server.count(owner, await _call(self._deps, owner, call))
+
+    async def turn(self, owner: str, name: str) -> Turn:
+        found = await _turn(self._deps, owner, name)
+        if found is None:
+            raise _no_response(name, 404, "not_found")
+        return found
+
+
+async def _turn(deps: Deps, owner: str, name: str) -> Turn | None:
+    known = name.isascii() and name.isprintable() and len(name) < 100
+    return await deps.turn(owner, name) if known else None
+
+
+def _no_response(name: str, status: int, code: str) -> RequestError:
+    return RequestError(
+        f"There is no response {name[:80]!r} of yours here. It may have been forgotten: send the "
+        "whole conversation instead.",
+        status=status,
+        param="previous_response_id",
+        code=code,
+    )
 
 
 def _closing(deps: Deps, owner: str, call: Call, hints: Hints) -> AsyncGenerator[Step, None]:
@@ -177,7 +240,7 @@ def _add_info(app: FastAPI, deps: Deps) -> None:
 def _add_errors(app: FastAPI, deps: Deps) -> None:
     @app.exception_handler(InstarError)
     async def refused(request: Request, error: InstarError) -> Response:
-        response = error_response(error, chat.error_body)
+        response = error_response(error, _shape(request))
         deps.metrics.requests.labels(_route(request), response.status_code).inc()
         return response
 
@@ -186,7 +249,7 @@ def _add_errors(app: FastAPI, deps: Deps) -> None:
         problem = RequestError(
             f"{request.method} {request.url.path[:200]}: {error.detail}", status=error.status_code
         )
-        response = error_response(problem, chat.error_body)
+        response = error_response(problem, _shape(request))
         response.headers.update(error.headers or {})
         return response
 
@@ -194,7 +257,7 @@ def _add_errors(app: FastAPI, deps: Deps) -> None:
     async def crashed(request: Request, error: Exception) -> Response:
         log.exception("%s %s failed", request.method, request.url.path)
         problem = InstarError(f"instar failed: {type(error).__name__}: {error}")
-        return error_response(problem, chat.error_body)
+        return error_response(problem, _shape(request))
 
 
 _STATUSES: dict[int | str, str] = {
@@ -207,10 +270,30 @@ _STATUSES: dict[int | str, str] = {
 }
 
 
+def _shape(request: Request) -> ErrorBody:
+    return dialect_at(request.url.path).error_body
+
+
 def _route(request: Request) -> str:
-    known = {"/v1/chat/completions": "chat", "/v1/session/done": "session_done"}
-    known["/v1/feedback"] = "feedback"
+    known = {dialect.path: dialect.name for dialect in DIALECTS}
+    known |= {"/v1/session/done": "session_done", "/v1/feedback": "feedback"}
+    known |= {"/v1/attempts": "attempts"}
     return known.get(request.url.path, "other")
+
+
+def _described(about: str, body: type[BaseModel] | None, path: str = "") -> dict[str, Any]:
+    """What the OpenAPI description says of a route whose body is read by hand."""
+    extra: dict[str, Any] = {}
+    if body is not None:
+        content = {"application/json": {"schema": _schema(body)}}
+        extra["requestBody"] = {"required": True, "content": content}
+    if named := re.findall(r"{(\w+)}", path):
+        extra["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in named
+        ]
+    statuses = {status: {"description": text} for status, text in _STATUSES.items()}
+    return {"description": about, "openapi_extra": extra, "responses": statuses}
 
 
 def _schema(model: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request, Response
 from instar.errors import RequestError
 from instar.gateway.auth import Access
 from instar.gateway.call import read_hints
+from instar.gateway.dialects import turn_of
 from instar.gateway.wire import read_json
 from instar.types import Hint, Turn, Verdict
 
@@ -92,7 +93,7 @@ def _which(body: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[str | N
     if turn and not (turn.isascii() and turn.isprintable()):
         raise RequestError("turn is no id of a reply.", param="turn")
     if turn:
-        return turn, None
+        return turn_of(turn), None
     # What the body names is meant, whatever session a client's headers always send.
     found = read_hints({} if session else headers, {"session_id": session} if session else {})
     named = found.session

@@ -3,28 +3,34 @@
 A client resends its history as text and alters it: white space is trimmed, thinking dropped,
 tool ids renamed, arguments re-serialised, strings become lists of parts. A message's key leaves
 all that out. A history's chain hashes its keys, so that a history is found by one number.
+
+Some clients also rewrite what a person said: a time goes in front, a retry is wrapped in a note,
+a block of context comes and goes. The `told` chain knows only what people, tools and the model
+said, so that a rewritten history still shows which turn it continues.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import orjson
 
+from instar.synthetic import strip
 from instar.types import Message
 
 _THOUGHTS = re.compile(r"<think>.*?</think>", re.DOTALL)
 
-_EMPTY = b"\0" * 8
+_EMPTY, _LOOSE, _TOLD = b"\0" * 8, b"loose\0\0\0", b"told\0\0\0\0"
+"""Where the three kinds of chain begin, so that no number means two things."""
 
 
 def message_key(message: Message) -> bytes:
     """Equal for two messages that say the same."""
-    role = _role(message)
-    text = _text(message.get("content"))
+    role = role_of(message)
+    text = text_of(message)
     if role == "assistant":
         text = _THOUGHTS.sub("", text)
     parts: list[Any] = [role, text.strip()]
@@ -35,18 +41,21 @@ def message_key(message: Message) -> bytes:
     return orjson.dumps(parts)
 
 
-def chain(messages: Sequence[Message], *, system: bool = True) -> list[int]:
+def chain(messages: Sequence[Message], *, system: bool = True, told: bool = False) -> list[int]:
     """One number for each beginning of the history; with `system=False`, system text is ignored.
 
-    Entry i stands for messages[: i + 1].
+    With `told`, text that no person typed is ignored as well. Entry i stands for
+    messages[: i + 1].
     """
-    out = []
-    state = _EMPTY if system else b"loose\0\0\0"
-    for message in messages:
-        if system or _role(message) != "system":
-            state = _digest(state, message_key(message))
-        out.append(int.from_bytes(state, "little", signed=True))
-    return out
+    state = _TOLD if told else _EMPTY if system else _LOOSE
+    keys = _keys(messages, system=system, told=told)
+    return [_number(state := state if key is None else _digest(state, key)) for key in keys]
+
+
+def said(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """What people and tools said in these messages, in their own words."""
+    seen = (_as_told(one) for one in messages if one["role"] in ("user", "tool"))
+    return tuple(one for one in seen if one is not None)
 
 
 def anchors(messages: Sequence[Message], reply: Message) -> tuple[int, ...]:
@@ -54,29 +63,77 @@ def anchors(messages: Sequence[Message], reply: Message) -> tuple[int, ...]:
 
     In order: the history as it was; the history without its last message, since some clients
     end each request with one that they never send again; the history without system text, since
-    some clients rewrite that on each call.
+    some clients rewrite that on each call; only what was said, for those that rewrite more.
     """
-    exact = chain([*messages, reply])[-1]
-    trunk = chain([*messages[:-1], reply])[-1]
-    loose = chain([*messages, reply], system=False)[-1]
-    return exact, trunk, loose
+    answer = message_key(reply)
+    strict = _last_two(_keys(messages), _EMPTY)
+    loose = _last_two(_keys(messages, system=False), _LOOSE)
+    told = _last_two(_keys(messages, told=True), _TOLD)
+    ends = (strict[0], strict[1], loose[0], told[0])
+    exact, trunk, no_system, only_told = (_number(_digest(state, answer)) for state in ends)
+    return exact, trunk, no_system, only_told
+
+
+def _keys(
+    messages: Sequence[Message], *, system: bool = True, told: bool = False
+) -> Iterator[bytes | None]:
+    """The key of each message; None for one that is left out."""
+    for message in messages:
+        seen = _as_told(message) if told else message
+        left_out = (told or not system) and role_of(message) == "system"
+        yield None if seen is None or left_out else message_key(seen)
+
+
+def _last_two(keys: Iterable[bytes | None], state: bytes) -> tuple[bytes, bytes]:
+    """The state after all messages, and after all but the last."""
+    before = state
+    for key in keys:
+        before, state = state, state if key is None else _digest(state, key)
+    return state, before
+
+
+def _number(state: bytes) -> int:
+    return int.from_bytes(state, "little", signed=True)
+
+
+def _as_told(message: Message) -> Message | None:
+    """The message without its client's own text; None where nothing else is in it."""
+    if role_of(message) != "user" or _has_image(message):
+        return message
+    text = strip(text_of(message))
+    return {**message, "content": text} if text else None
+
+
+def _has_image(message: Message) -> bool:
+    content = message.get("content")
+    return isinstance(content, list) and any(one.get("type") == "image_url" for one in content)
 
 
 def _digest(state: bytes, key: bytes) -> bytes:
     return hashlib.blake2b(key, digest_size=8, key=state).digest()
 
 
-def _role(message: Message) -> str:
+def role_of(message: Message) -> str:
+    """The message's role; a developer's text is system text."""
     role = str(message.get("role"))
     return "system" if role == "developer" else role
 
 
-def _text(content: Any) -> str:
+def text_of(message: Message) -> str:
+    """All words of a message, whole or in parts."""
+    content: Any = message.get("content")
     if content is None:
         return ""
     if isinstance(content, str):
         return content
-    return "\n".join(part.get("text", "") for part in content)
+    return "\n".join(_part(part) for part in content)
+
+
+def _part(part: dict[str, Any]) -> str:
+    """An image counts by what it shows: its data, not the way to it."""
+    if part.get("type") != "image_url":
+        return part.get("text") or ""
+    return f"image {hashlib.blake2b(part['image_url']['url'].encode(), digest_size=16).hexdigest()}"
 
 
 def _call_key(call: dict[str, Any]) -> list[Any]:

@@ -7,6 +7,7 @@ carries the recorded Turn. The turn is on disk before that last step is given ou
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
@@ -17,12 +18,16 @@ from instar.config import GatewayConfig
 from instar.errors import BusyError, ContextError, EngineError, RequestError
 from instar.gateway.call import Call, Hints, Step
 from instar.gateway.history import anchors
+from instar.gateway.images import images_of
 from instar.gateway.metrics import Metrics
-from instar.gateway.sessions import OpenSession, SessionBook
-from instar.gateway.stitch import Stitched
+from instar.gateway.sessions import OpenSession, SessionBook, named_in
+from instar.gateway.stitch import SessionTree, Stitched
+from instar.gateway.turn_types import turn_type
 from instar.ids import new_id
 from instar.protocols import Engine, Renderer, ReplyReader, Store, Versions
-from instar.types import BASE_VERSION, Delta, Finish, Message, Piece, Request, Sampling, Turn
+from instar.types import BASE_VERSION, Delta, Finish, Kind, Message, Piece, Request, Sampling, Turn
+
+log = logging.getLogger("instar.gateway")
 
 _HOLD_STEP_S = 0.05
 
@@ -42,6 +47,8 @@ class _Draft:
     stitched: Stitched
     sampling: Sampling
     reader: ReplyReader
+    kind: Kind
+    kind_reason: str
     started: float
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -82,6 +89,11 @@ class TurnServer:
     def running(self) -> int:
         return self._running
 
+    @property
+    def sees(self) -> bool:
+        """Whether a conversation may hold images."""
+        return self._engine.info.sees
+
     def models(self, owner: str) -> list[str]:
         """Names this owner may ask for: the live model, its aliases, each loaded version."""
         versions = [f"{self._name}:{version}" for version in self._versions.names(owner)]
@@ -112,6 +124,12 @@ class TurnServer:
             if not self._running:
                 self._quiet.set()
 
+    async def count(self, owner: str, call: Call) -> int:
+        """How many tokens the prompt of this call has, were it to start a session."""
+        self._version_of(owner, call.model)
+        empty = OpenSession(id="", owner=owner, tree=SessionTree(), used=0.0)
+        return len((await self._stitch(empty, call)).prompt_ids)
+
     async def drain(self, timeout_s: float) -> None:
         """Wait for replies and recordings under way."""
         with suppress(TimeoutError):
@@ -121,12 +139,14 @@ class TurnServer:
                     await asyncio.wait(self._tasks)
 
     async def _draft(self, owner: str, call: Call, hints: Hints) -> _Draft:
-        session = await self._sessions.find(owner, hints.session, call.messages)
+        name = hints.session or named_in(call.messages)
+        session = await self._sessions.find(owner, name, call.messages)
         stitched = await self._stitch(session, call)
         room = self._engine.info.context - len(stitched.prompt_ids)
         if room < 1:
             raise ContextError(len(stitched.prompt_ids), self._engine.info.context)
-        kind = hints.kind or "main"
+        apart = stitched.parent is None and session.tree.has_tools and not call.tools
+        kind, reason = turn_type(hints.kind, hints.errand, call.messages, apart=apart)
         # What a person says in private teaches nothing, not even about the turn before.
         heard = kind == "main" and not hints.no_train
         if heard and stitched.parent and stitched.next_state:
@@ -139,22 +159,22 @@ class TurnServer:
             session=session,
             stitched=stitched,
             sampling=self._sampling(call, room),
-            reader=self._renderer.reader(
-                tools=bool(call.tools),
-                thinking=stitched.thinking,
-                stop=call.stop,
-                one_call=call.one_call,
-            ),
+            reader=self._reader(call, stitched),
+            kind=kind,
+            kind_reason=reason,
             started=time.time(),
         )
 
     async def _stitch(self, session: OpenSession, call: Call) -> Stitched:
         def work() -> Stitched:
+            if call.prompt is not None:
+                return session.tree.stitch_raw(*self._renderer.raw(call.prompt))
             return session.tree.stitch(
                 call.messages, renderer=self._renderer, tools=call.tools, options=call.options
             )
 
         size = sum(_length(message.get("content")) for message in call.messages)
+        size += len(call.prompt or ())
         if size > _LARGE or len(call.messages) > 500:
             return await asyncio.to_thread(work)
         return work()
@@ -180,17 +200,24 @@ class TurnServer:
             sampling=draft.sampling,
             session=draft.session.id,
             version=weights,
-            stream=draft.call.stream,
+            images=images_of(draft.stitched.messages),
+            # What comes after the one call that is wanted is best not drawn at all.
+            stream=draft.call.stream or draft.call.one_call,
         )
         finish: Finish | None = None
         ended = False
-        await self._hold()
         try:
-            async with aclosing(self._engine.generate(request)) as pieces:
+            async with aclosing(self._pieces(draft, request)) as pieces:
                 async for piece in pieces:
                     deltas = self._take(draft, piece)
                     finish = piece.finish or ("stop" if draft.reader.done else None)
-                    yield Step(name=draft.id, deltas=deltas, piece=piece)
+                    yield Step(
+                        name=draft.id,
+                        deltas=deltas,
+                        piece=piece,
+                        cached=draft.cached,
+                        prompt_tokens=len(request.prompt_ids),
+                    )
                     if finish:
                         break
             if finish is None:
@@ -209,9 +236,23 @@ class TurnServer:
             if not ended and draft.ids:
                 self._record_cancelled(draft)
 
-    async def _hold(self) -> None:
-        """Wait for an engine that is being started again: clients take a 503 worse than a wait."""
+    async def _pieces(self, draft: _Draft, request: Request) -> AsyncGenerator[Piece, None]:
+        """The engine's pieces. One that fails before the first is waited for and asked again."""
         until = time.monotonic() + self._config.hold_s
+        for last in (False, True):
+            await self._hold(until)
+            try:
+                async with aclosing(self._engine.generate(request)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+                return
+            except EngineError as error:
+                if draft.ids or last or time.monotonic() > until:
+                    raise
+                log.warning("reply %s is asked for again: %s", draft.id, error)
+
+    async def _hold(self, until: float) -> None:
+        """Wait for an engine that is being started again: clients take a 503 worse than a wait."""
         while not self._engine.info.ready:
             if time.monotonic() > until:
                 raise EngineError(
@@ -224,10 +265,33 @@ class TurnServer:
         if not draft.ids:
             draft.cached = piece.cached
             self._metrics.first_token.observe(time.time() - draft.started)
+        self._metrics.rate.add(len(piece.ids))
+        deltas = draft.reader.push(piece.ids)
         draft.ids.extend(piece.ids)
         draft.logprobs.extend(piece.logprobs)
-        self._metrics.rate.add(len(piece.ids))
-        return draft.reader.push(piece.ids)
+        if draft.reader.done:
+            # After the one call that is wanted nothing is kept: the next prompt goes on from there.
+            kept = self._wanted(draft)
+            del draft.ids[kept:], draft.logprobs[kept:]
+        return deltas
+
+    def _wanted(self, draft: _Draft) -> int:
+        """How many of the reply's ids come before the one after which nothing matters."""
+        reader = self._reader(draft.call, draft.stitched)
+        for at, token in enumerate(draft.ids):
+            reader.push([token])
+            if reader.done:
+                return at
+        return len(draft.ids)
+
+    def _reader(self, call: Call, stitched: Stitched) -> ReplyReader:
+        return self._renderer.reader(
+            tools=bool(call.tools),
+            thinking=stitched.thinking,
+            stop=call.stop,
+            one_call=call.one_call,
+            raw=call.prompt is not None,
+        )
 
     def _turn(self, draft: _Draft, finish: Finish, reply: Message) -> Turn:
         call, stitched, info = draft.call, draft.stitched, self._engine.info
@@ -239,8 +303,8 @@ class TurnServer:
             session=draft.session.id,
             parent=stitched.parent.id if stitched.parent else None,
             extends=stitched.extends,
-            kind=draft.hints.kind or "main",
-            kind_reason="client" if draft.hints.kind else "default",
+            kind=draft.kind,
+            kind_reason=draft.kind_reason,
             prompt_ids=stitched.prompt_ids,
             sampled_ids=tuple(draft.ids),
             logprobs=tuple(draft.logprobs),
@@ -251,8 +315,10 @@ class TurnServer:
             reply=reply,
             tools=call.tools,
             replies=stitched.replies,
-            anchors=anchors(stitched.messages, reply),
+            # A raw prompt is no history that a client could send again.
+            anchors=() if call.prompt is not None else anchors(stitched.messages, reply),
             no_train=draft.hints.no_train,
+            group=draft.hints.group,
             logprobs_scaled=info.logprobs_scaled or draft.sampling.temperature in (0.0, 1.0),
             created=draft.started,
         )

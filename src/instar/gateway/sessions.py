@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from instar.errors import StoreError
-from instar.gateway.history import chain
+from instar.gateway.history import chain, role_of, text_of
 from instar.gateway.stitch import SessionTree
 from instar.ids import new_id
 from instar.protocols import Store
 from instar.types import Message, Turn
 
 log = logging.getLogger("instar.gateway")
+
+_OPENCLAW = "<!-- openclaw:"
+_RUNTIME = re.compile(r"^Runtime: agent=.*\| sessionId=([\w.-]{1,128}) \|", re.MULTILINE)
 
 _LOOK_BACK = 16
 """How many replies of a history are looked up, the last ones first."""
@@ -36,6 +40,20 @@ class OpenSession:
     used: float
     busy: int = 0
     anchors: list[int] = field(default_factory=list)
+
+
+def named_in(messages: Sequence[Message]) -> str | None:
+    """The session that OpenClaw names in what it adds to the first thing a person says.
+
+    Only where the system text is OpenClaw's own, so that a person who quotes such a line in
+    another client stays where they are.
+    """
+    system = next((one for one in messages if role_of(one) == "system"), None)
+    first = next((one for one in messages if one["role"] == "user"), None)
+    if system is None or first is None or not text_of(system).startswith(_OPENCLAW):
+        return None
+    found = _RUNTIME.search(text_of(first))
+    return found[1] if found else None
 
 
 class SessionBook:
@@ -100,12 +118,14 @@ class SessionBook:
         spots = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
         if not spots:
             return None
-        strict, loose = chain(messages), chain(messages, system=False)
         recent = list(reversed(spots))[:_LOOK_BACK]
-        numbers = [strict[at] for at in recent] + [loose[at] for at in recent]
-        for number in numbers:
-            if name := self._by_anchor.get((owner, number)):
-                return name
+        numbers: list[int] = []
+        for how in ({}, {"system": False}, {"told": True}):
+            kind = chain(messages, **how)
+            numbers += [kind[at] for at in recent]
+            for at in recent:
+                if name := self._by_anchor.get((owner, kind[at])):
+                    return name
         turn = await self._store.find(owner, numbers)
         return turn.session if turn else None
 

@@ -15,19 +15,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from instar.gateway.history import chain, message_key
+from instar.gateway.history import chain, message_key, said
 from instar.protocols import Renderer
 from instar.types import Message, NextState, Tool, Turn
 
-How = Literal["root", "extends", "trunk", "system", "template", "branch"]
+How = Literal["root", "extends", "trunk", "system", "retold", "template", "branch", "compacted"]
 """How a turn hangs on its parent.
 
     root      nothing of the history was recorded
     extends   the prompt begins with the parent's prompt and reply, token by token
     trunk     it would, had the parent's last message not vanished from the history
     system    it would, had the system text not been rewritten
+    retold    it would, had the client not rewritten its own additions to what was said
     template  it would, but this model's template rewrites earlier turns, or the tools changed
     branch    the history was edited after the parent
+    compacted the history before the parent's reply was replaced by a summary
 """
 
 
@@ -57,17 +59,25 @@ class SessionTree:
         self._turns: dict[str, Turn] = {}
         self._by_anchor: dict[int, str] = {}
         self._by_reply: dict[bytes, str] = {}
+        self._newest: Turn | None = None
         for turn in turns:
             self.add(turn)
 
     def __len__(self) -> int:
         return len(self._turns)
 
+    @property
+    def has_tools(self) -> bool:
+        """Whether the conversation's newest turn could call tools."""
+        return self._newest is not None and bool(self._newest.tools)
+
     def add(self, turn: Turn) -> None:
         self._turns[turn.id] = turn
         for anchor in turn.anchors:
             self._by_anchor[anchor] = turn.id
         self._by_reply[message_key(turn.reply)] = turn.id
+        if turn.kind == "main" and (self._newest is None or turn.created >= self._newest.created):
+            self._newest = turn
 
     def stitch(
         self,
@@ -93,18 +103,48 @@ class SessionTree:
             next_state=_next_state(messages, parent, match),
         )
 
+    def stitch_raw(self, ids: tuple[int, ...], text: str) -> Stitched:
+        """A raw prompt hangs on the longest recorded turn that it goes on from, if on any."""
+        before = [turn for turn in self._turns.values() if _starts_with(ids, turn)]
+        parent = max(before, key=lambda turn: len(turn.ids), default=None)
+        return Stitched(
+            prompt_ids=ids,
+            messages=({"role": "user", "content": text},),
+            parent=parent,
+            how="extends" if parent else "root",
+            replies=(),
+        )
+
     def _match(self, messages: Sequence[Message]) -> _Match | None:
         """The deepest recorded reply in the history, by the history that led to it."""
         spots = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
         if not spots:
             return None
         strict, loose = chain(messages), chain(messages, system=False)
+        found = self._deepest(spots, strict, loose)
+        if found is None or not found.last:
+            # Told differently, perhaps: dearer to look for, and seldom needed.
+            told = self._deepest(spots, chain(messages, told=True))
+            found = told if found is None or (told and told.at > found.at) else found
+        return found or self._compacted(messages, spots[-1])
+
+    def _deepest(self, spots: Sequence[int], *chains: Sequence[int]) -> _Match | None:
         for at in reversed(spots):
-            for number in (strict[at], loose[at]):
-                turn = self._turns.get(self._by_anchor.get(number, ""))
+            for numbers in chains:
+                turn = self._turns.get(self._by_anchor.get(numbers[at], ""))
                 if turn is not None:
-                    return _Match(turn=turn, at=at, last=at == spots[-1], exact=number)
+                    return _Match(turn=turn, at=at, last=at == spots[-1], number=numbers[at])
         return None
+
+    def _compacted(self, messages: Sequence[Message], at: int) -> _Match | None:
+        """The session's newest reply, where a summary stands for all that led to it.
+
+        Only the newest: the same words may have been said before, to another question.
+        """
+        turn = self._newest
+        if turn is None or message_key(messages[at]) != message_key(turn.reply):
+            return None
+        return _Match(turn=turn, at=at, last=True, number=None)
 
     def _replies(self, messages: Sequence[Message], match: _Match | None) -> dict[int, Turn]:
         """For each assistant message the turn that sampled it, if one did.
@@ -119,9 +159,12 @@ class SessionTree:
         for at, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            name = inherited.get(at) or self._by_reply.get(message_key(message), "")
-            if name in self._turns:
-                found[at] = self._turns[name]
+            key = message_key(message)
+            turn = self._turns.get(inherited.get(at, ""))
+            if turn is None or message_key(turn.reply) != key:
+                turn = self._turns.get(self._by_reply.get(key, ""))
+            if turn is not None:
+                found[at] = turn
         return found
 
     def _hang(self, ids: tuple[int, ...], match: _Match | None) -> tuple[Turn | None, How]:
@@ -152,17 +195,19 @@ class _Match:
     """Position of its reply in the history."""
     last: bool
     """Whether no other reply follows it."""
-    exact: int
-    """The number by which it was found."""
+    number: int | None
+    """The number by which it was found; None where only its reply is left of the history."""
 
     @property
     def same_positions(self) -> bool:
-        return len(self.turn.messages) in (self.at, self.at + 1)
+        return self.number is not None and len(self.turn.messages) in (self.at, self.at + 1)
 
     @property
     def why_not(self) -> How:
-        kinds: tuple[How, ...] = ("template", "trunk", "system")
-        return kinds[self.turn.anchors.index(self.exact)]
+        if self.number is None:
+            return "compacted"
+        kinds: tuple[How, ...] = ("template", "trunk", "system", "retold")
+        return kinds[self.turn.anchors.index(self.number)]
 
 
 def _as_first_sent(
@@ -190,5 +235,5 @@ def _next_state(
 ) -> NextState | None:
     if parent is None or match is None or not match.last or parent is not match.turn:
         return None
-    after = tuple(messages[match.at + 1 :])
+    after = said(messages[match.at + 1 :])
     return NextState(messages=after) if after else None

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from instar.judge.lexicon import count, lowered, names, patterns
 from instar.judge.next_state import Case
+from instar.judge.wishes import asks, read, split
 
 CAP = 3
 """A word said more often than this says no more."""
@@ -35,6 +36,9 @@ _SCORN = re.compile(
     r"\bjust (?:perfect|great)\b.*\.|\bpigs can fly|\bnobody asked|\bna (?:toll|super|prima)\b|"
     r"\bcongratulations,|\bbravo[.,!]? \w|\.\.\. ?not\b|\bi see\.$|\bsure,? (?:because|and)"
 )
+_BLAMING = ("excess", "negation", "wrong", "complaint", "not_working", "not_asked")
+_READ, _PARTS = 600, 4
+"""Characters and sentences in which a wish is looked for."""
 _STOP = frozenset(
     """the a an of to in is are was it i you and or for on with my me do how what be can this
     that at as""".split()  # noqa: SIM905
@@ -56,6 +60,7 @@ NAMES: tuple[str, ...] = (
         "newlines",
     ),
     *("latin", "cased_start"),
+    *("orders", "asks", "praise_first", "praise_later", "blame_first", "blame_then_ask"),
 )
 
 
@@ -74,6 +79,7 @@ def features(case: Case) -> list[float]:
         *_combinations(text, counts),
         *_shape(case.next),
         *_overlaps(case),
+        *((0.0,) * 6 if case.role == "tool" else _sentences(text)),
     ]
     assert len(values) == len(NAMES)
     return values
@@ -148,6 +154,25 @@ def _overlaps(case: Case) -> tuple[float, ...]:
         math.log1p(case.next.count("\n")) / 3,
         sum(one < "ɐ" for one in letters) / max(1, len(letters)),
         float(case.next[:1].isupper()),
+    )
+
+
+def _sentences(text: str) -> tuple[float, ...]:
+    """Where praise, blame and wishes stand: "Too neat. Write nice, plain text" praises nothing."""
+    parts = split(text[:_READ])[:_PARTS]
+    if not parts:
+        return (0.0,) * 6
+    first, later = parts[0], " ".join(parts[1:])
+    orders = sum(len(read(one).orders) for one in parts)
+    asked = [asks(one) for one in parts]
+    blamed = any(count(first, name) for name in _BLAMING)
+    return (
+        float(min(orders, CAP)),
+        float(sum(asked)),
+        float(count(first, "praise") > 0),
+        float(count(later, "praise") > 0),
+        float(blamed),
+        float(blamed and (any(asked) or orders > 0)),
     )
 
 

@@ -100,7 +100,7 @@ def _labelled(row: dict[str, Any]) -> Labelled:
 
 def case_from(row: dict[str, Any]) -> Case:
     """A case from one line's object. Raises ValueError that says what is missing."""
-    from instar.judge.strip import strip
+    from instar.synthetic import strip
 
     texts = {}
     for name in ("request", "response", "next"):

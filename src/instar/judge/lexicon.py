@@ -3,8 +3,6 @@
 The frozen model reads English best. `data/lexicon.json` carries what it does not know: how
 thanks, corrections and complaints about style are said in other languages, and what errors and
 successes of tools look like. Each table becomes a count; the head learns what it is worth.
-`data/wishes.json` holds common wishes about an answer, each with a plain order that a small
-model follows.
 
 A fragment is a regular expression over lower-case text. In `words` it is bounded by word edges;
 in `parts`, for scripts without spaces between words, and in `tools` it may stand anywhere.
@@ -35,14 +33,6 @@ def patterns(group: str) -> dict[str, re.Pattern[str]]:
     return {
         name: re.compile("|".join(fragments), re.MULTILINE) for name, fragments in tables.items()
     }
-
-
-@functools.cache
-def wishes() -> tuple[tuple[re.Pattern[str], str], ...]:
-    """(how it is said, the order) of each common wish, in the order in which orders are given."""
-    return tuple(
-        (re.compile("|".join(one["said"]), re.DOTALL), one["order"]) for one in _read("wishes.json")
-    )
 
 
 @functools.cache

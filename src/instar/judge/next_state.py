@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from instar.judge.strip import strip
+from instar.synthetic import strip
 from instar.types import Message, Turn
 
 Role = Literal["user", "tool"]

@@ -45,6 +45,8 @@ class Opinion:
     hint: str | None = None
     failed: bool = False
     """Nobody could be asked; that says nothing about the turn."""
+    problem: str | None = None
+    """Why, where it failed."""
 
     def outcome(self) -> tuple[Verdict | None, Hint | None]:
         """As it is recorded: without a label there is neither."""
@@ -79,8 +81,9 @@ class PanelJudge:
             async with asyncio.timeout(self.timeout_s):
                 votes = tuple(await self.voter.votes(case, self.count))
         except Exception as error:  # any judge may be somebody else's code
-            log.warning("No verdict: %s", str(error) or type(error).__name__)
-            return Opinion(label=None, votes=(None,) * self.count, failed=True)
+            problem = str(error) or type(error).__name__
+            log.warning("No verdict: %s", problem)
+            return Opinion(label=None, votes=(None,) * self.count, failed=True, problem=problem)
         label = tally(votes, threshold=self.threshold)
         return Opinion(label=label, votes=votes, hint=await self._hint(case, label))
 

@@ -36,7 +36,12 @@ def with_hint(messages: Sequence[Message], hint: str) -> tuple[list[Message], in
 
 
 def hinted_prompt(
-    turn: Turn, renderer: ChatRenderer, known: Mapping[str, Turn], *, standing: str | None = None
+    turn: Turn,
+    renderer: ChatRenderer,
+    known: Mapping[str, Turn],
+    *,
+    training: TrainingConfig,
+    standing: str | None = None,
 ) -> tuple[int, ...] | None:
     """The turn's prompt as the teacher reads it, or None where there is no hint.
 
@@ -44,11 +49,12 @@ def hinted_prompt(
     would go on pulling at replies that are as wanted, until nothing is left of them but that.
     """
     praised = turn.verdict is not None and turn.verdict.score > 0
-    hint = turn.hint.text if turn.hint is not None else standing if praised else None
+    # A person who praises what a judge took for corrected is right: no hint of that turn then.
+    hint = standing if praised else turn.hint.text if turn.hint is not None else None
     if hint is None:
         return None
     # What the teacher reads, the policy learns: an address in a hint would be learned with it.
-    hint, _ = redact_text(hint)
+    hint, _ = redact_text(hint, training.redact, patterns=training.redact_patterns)
     messages, moved = with_hint(turn.messages, hint)
     replies = {at + moved: known[name] for at, name in turn.replies if name in known}
     return renderer.render(messages, tools=turn.tools, replies=replies).ids
@@ -67,6 +73,7 @@ def settings_of(training: TrainingConfig) -> CreditSettings:
         advantage=training.advantage,
         binary_weight=training.binary_weight,
         opd_weight=training.opd_weight,
+        step_weight=training.step_weight,
         max_age=training.max_staleness,
     )
 
@@ -80,28 +87,33 @@ def prepare(
     at_least: int,
     max_tokens: int,
     pass_tokens: int | None = None,
+    all_of_it: bool = False,
+    merged: bool = True,
 ) -> Prepared | None:
     """A batch of `batch_size` turns with credit, or of those there are if at least `at_least`.
 
     A session longer than `max_tokens` is cut; `pass_tokens` is how many are read side by side.
+    `all_of_it` takes every turn, as groups must be; without `merged` no two share a sequence.
     """
     credited = credit(judged, training.method, settings_of(training))
-    chosen = credited.turns[: training.batch_size]
+    size = len(credited.turns) if all_of_it else training.batch_size
+    chosen = credited.turns[:size]
     if len(chosen) < max(1, at_least):
         return None
-    last = chosen[-1][0].turn.id if len(chosen) == training.batch_size else None
+    last = chosen[-1][0].turn.id if len(chosen) == size and not all_of_it else None
     used = _up_to(judged, last)
     counts: Counter[str] = Counter(credited.counts)
     kept = tuple(
         (one, _redacted(one, earned, training, renderer, counts)) for one, earned in chosen
     )
-    merged = merge(kept, max_tokens=max_tokens)
+    parts = [merge(part, max_tokens=max_tokens) for part in ([kept] if merged else zip(kept))]
     samples = pack(
-        merged.samples,
+        tuple(sample for part in parts for sample in part.samples),
         max_tokens=min(max_tokens, pass_tokens or max_tokens),
         parts=training.gradient_accumulation_steps,
     )
-    counts |= {"cuts": merged.cuts, "too_long": len(merged.too_long)}
+    counts["cuts"] = sum(part.cuts for part in parts)
+    counts["too_long"] = sum(len(part.too_long) for part in parts)
     batch = Batch(samples=samples, version=version, rewards=credited.rewards, counts=dict(counts))
     return Prepared(batch=batch, turns=used) if batch.turns else None
 

@@ -19,19 +19,24 @@ from typing import Any
 
 from instar.batch.credit import Judged
 from instar.batch.render import ChatRenderer
-from instar.config import TrainingConfig
+from instar.config import RolloutConfig, TrainingConfig
 from instar.errors import ModelError
 from instar.learn import measure
 from instar.learn.batches import Prepared, hinted_prompt, prepare, standing_hint
+from instar.learn.groups import HELD_OUT, is_held_out, judged_groups, tried, with_outcome
 from instar.learn.memory import CPU_PASS_TOKENS, give_back
 from instar.learn.states import TrainerStates
-from instar.publish.gate import Correction, GateReport, Reference, decide
+from instar.publish.gate import Correction, GateReport, Reference, Tried, decide
 from instar.publish.versions import VersionFiles, safe
+from instar.record.attempts import AttemptBook
 from instar.record.versions import VersionBook
 from instar.train.step import TorchTrainer
-from instar.types import BASE_VERSION, Turn, Version
+from instar.types import BASE_VERSION, Attempt, Turn, Version
 
 log = logging.getLogger("instar.learn")
+
+_GATE_GROUPS = 8
+"""The newest groups at held-out tasks that the gate looks at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +47,15 @@ class Outcome:
     report: GateReport
     metrics: dict[str, float]
     seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """What the gate looks at, none of which is ever trained on."""
+
+    turns: list[Turn]
+    known: dict[str, Turn]
+    tried: list[Judged]
 
 
 class Learner:
@@ -59,7 +73,10 @@ class Learner:
         references: Sequence[Reference],
         folder: Path,
         max_tokens: int,
+        attempts: AttemptBook | None = None,
+        rollout: RolloutConfig | None = None,
     ) -> None:
+        """Without `attempts`, nothing is learned from environments."""
         self._trainer = trainer
         self._training = training
         self._renderer = renderer
@@ -69,6 +86,8 @@ class Learner:
         self._references = list(references)
         self._states = TrainerStates(folder)
         self._max_tokens = max_tokens
+        self._attempts = attempts
+        self._rollout = rollout or RolloutConfig()
         self._fresh = copy.deepcopy(trainer.state())
         self._holds: tuple[str, str] | None = None
         self._base_answers: list[float] | None = None
@@ -76,6 +95,9 @@ class Learner:
 
     async def learn(self, owner: str) -> Outcome | None:
         """One update for this owner, if enough of their turns are ready or have waited long."""
+        return await self._learn_talk(owner) or await self._learn_groups(owner)
+
+    async def _learn_talk(self, owner: str) -> Outcome | None:
         age = await self._ages(owner)
         # Passed over in the store: enough of them would fill all that is looked at, for ever.
         stale = [name for name, passed in age.items() if passed > self._training.max_staleness]
@@ -91,6 +113,53 @@ class Learner:
         counts = {**prepared.batch.counts, "stale": await self._book.count_stale(owner, stale)}
         prepared = replace(prepared, batch=replace(prepared.batch, counts=counts))
         return await self._update(owner, live, prepared)
+
+    async def _learn_groups(self, owner: str) -> Outcome | None:
+        """From attempts at tasks: whole groups, as many as make a round."""
+        if self._attempts is None:
+            return None
+        ready = await self._ready_groups(self._attempts, owner)
+        if ready is None:
+            return None
+        live = await self._book.live_name(owner)
+        names = [group[0].group for group in ready]
+        judged = await self._judged_groups(owner, ready)
+        prepared = self._prepare(judged, live, at_least=1, groups=True)
+        if prepared is None:
+            log.info("%d groups teach nothing: their attempts fared alike, or are old", len(ready))
+            await self._attempts.set_used(owner, names, "nothing")
+            return None
+        outcome = await self._update(owner, live, prepared)
+        await self._attempts.set_used(owner, names, outcome.version.name)
+        return outcome
+
+    async def _ready_groups(self, attempts: AttemptBook, owner: str) -> list[list[Attempt]] | None:
+        """Groups for one update; those at held-out tasks are put aside for the gate."""
+        wanted = self._rollout.batch_size
+        found = await attempts.groups(
+            owner, limit=4 * wanted, judged=self._training.step_weight > 0
+        )
+        share = self._training.holdout_share
+        if kept := [group[0].group for group in found if is_held_out(group, share)]:
+            await attempts.set_used(owner, kept, HELD_OUT)
+        ready: list[list[Attempt]] = []
+        for group in found:
+            if group[0].group not in kept and sum(map(len, ready)) < wanted:
+                ready.append(group)
+        if not ready:
+            return None
+        oldest = min(one.created for group in ready for one in group)
+        late = time.time() - oldest >= self._training.max_wait_s
+        # A round is as many whole groups as fit into it; those put aside were part of it.
+        aside = await attempts.held_since(owner, HELD_OUT)
+        enough = sum(map(len, ready)) + aside > wanted - len(ready[0])
+        return ready if late or enough else None
+
+    async def _judged_groups(self, owner: str, groups: Sequence[Sequence[Attempt]]) -> list[Judged]:
+        ages = await self._ages(owner)
+        judged = await judged_groups(owner, groups, turns_of=self._turns, ages=ages)
+        known = {one.turn.id: one.turn for one in judged}
+        return [replace(one, hinted_ids=self._hinted(one.turn, known)) for one in judged]
 
     async def finish(self, owner: str) -> list[Outcome]:
         """Gate and publish what an earlier process trained and left half-way."""
@@ -114,19 +183,19 @@ class Learner:
     async def _gate_again(self, version: Version, live: str) -> Outcome | None:
         """Measure a candidate from its files; None where that cannot be, and it is rejected."""
         owner = version.owner
-        held, known = await self._held_out(owner)
+        held = await self._held_out(owner)
         try:
             if version.parent != live:
                 raise ModelError(
                     f"it was trained from {version.parent}, which is not live any more"
                 )
-            old = await asyncio.to_thread(self._corrections, owner, live, held, known)
-            new = await asyncio.to_thread(self._corrections, owner, version.name, held, known)
+            old = await asyncio.to_thread(self._measure, owner, live, held)
+            new = await asyncio.to_thread(self._measure, owner, version.name, held)
             kept = await asyncio.to_thread(self._answers)
         except ModelError as error:
             await self._book.note_gate(owner, version.name, _refused(live, version.name, error))
             return None
-        base = await asyncio.to_thread(self._base_corrections, held, known)
+        base = await asyncio.to_thread(self._base_corrections, held.turns, held.known)
         report = self._decide(version.name, live, old, new, base, kept)
         await self._publish(version, report, live)
         return Outcome(version=version, report=report, metrics={}, seconds=0.0)
@@ -144,15 +213,30 @@ class Learner:
             learned = await self._book.trained(owner, names, line=live)
             rest = [turn for turn in batch if turn.id not in learned]
             known = await self._known(owner, rest)
+            played = await self._outcomes(owner, rest)
             judged = [
-                Judged(turn=turn, hinted_ids=hinted_prompt(turn, self._renderer, known))
+                replace(
+                    with_outcome(turn, played[turn.session])
+                    if turn.session in played
+                    else Judged(turn=turn),
+                    hinted_ids=self._hinted(turn, known),
+                )
                 for turn in rest
             ]
-            if prepared := self._prepare(judged, live, at_least=1):
+            if prepared := self._prepare(judged, live, at_least=1, groups=bool(played)):
                 done.append(await self._update(owner, live, prepared))
         return done
 
-    def _prepare(self, judged: Sequence[Judged], live: str, *, at_least: int) -> Prepared | None:
+    async def _outcomes(self, owner: str, turns: Sequence[Turn]) -> dict[str, Attempt]:
+        """Attempts that these turns are part of, by session."""
+        sessions = sorted({turn.session for turn in turns if turn.group is not None})
+        if self._attempts is None or not sessions:
+            return {}
+        return {one.session: one for one in await self._attempts.of_sessions(owner, sessions)}
+
+    def _prepare(
+        self, judged: Sequence[Judged], live: str, *, at_least: int, groups: bool = False
+    ) -> Prepared | None:
         return prepare(
             judged,
             training=self._training,
@@ -161,17 +245,19 @@ class Learner:
             at_least=at_least,
             max_tokens=self._max_tokens,
             pass_tokens=CPU_PASS_TOKENS if self._trainer.model.device.type == "cpu" else None,
+            all_of_it=groups,
+            merged=self._rollout.session_aware or not groups,
         )
 
     async def _update(self, owner: str, live: str, prepared: Prepared) -> Outcome:
         started = time.monotonic()
-        held, known = await self._held_out(owner)
+        held = await self._held_out(owner)
         await asyncio.to_thread(self._hold, owner, live)
         before = copy.deepcopy(self._trainer.state())
-        old = await asyncio.to_thread(self._corrections, owner, live, held, known)
+        old = await asyncio.to_thread(self._measure, owner, live, held)
         metrics = await asyncio.to_thread(self._steps, prepared)
         self._holds = None
-        new = await asyncio.to_thread(self._corrections, owner, None, held, known)
+        new = await asyncio.to_thread(self._measure, owner, None, held)
         kept = await asyncio.to_thread(self._answers)
         name = await self._book.reserve(owner)
         version = Version(
@@ -187,7 +273,7 @@ class Learner:
         )
         await asyncio.to_thread(self._files.write, version, self._trainer.save_adapter)
         await asyncio.to_thread(self._states.save, owner, name, self._trainer.state())
-        base = await asyncio.to_thread(self._base_corrections, held, known)
+        base = await asyncio.to_thread(self._base_corrections, held.turns, held.known)
         report = self._decide(name, live, old, new, base, kept)
         if not await self._book.add(version):
             log.info("%s is given up: one of its turns was forgotten meanwhile", name)
@@ -237,10 +323,17 @@ class Learner:
             Judged(
                 turn=turn,
                 age=age.get(turn.version.rpartition("/")[2], 0),
-                hinted_ids=hinted_prompt(turn, self._renderer, known, standing=standing),
+                hinted_ids=self._hinted(turn, known, standing),
             )
             for turn in turns
         ]
+
+    def _hinted(
+        self, turn: Turn, known: dict[str, Turn], standing: str | None = None
+    ) -> tuple[int, ...] | None:
+        return hinted_prompt(
+            turn, self._renderer, known, training=self._training, standing=standing
+        )
 
     async def _standing(self, owner: str, turns: Sequence[Turn]) -> str | None:
         """Where replies are as wanted, few hints are new: those that were held out count, too."""
@@ -255,11 +348,15 @@ class Learner:
         ages = {version.name: at for at, version in enumerate(line)}
         return ages | {BASE_VERSION: len(line)}
 
-    async def _held_out(self, owner: str) -> tuple[list[Turn], dict[str, Turn]]:
-        held = await self._book.held_out(
+    async def _held_out(self, owner: str) -> _Held:
+        turns = await self._book.held_out(
             owner, share=self._training.holdout_share, limit=self._training.gate_turns
         )
-        return held, await self._known(owner, held)
+        tried: list[Judged] = []
+        if self._attempts is not None:
+            newest = await self._attempts.latest(owner, HELD_OUT, limit=_GATE_GROUPS)
+            tried = await judged_groups(owner, newest, turns_of=self._turns, ages={})
+        return _Held(turns=turns, known=await self._known(owner, turns), tried=tried)
 
     async def _known(self, owner: str, turns: Sequence[Turn]) -> dict[str, Turn]:
         """All turns of the sessions of these, by id: hinted prompts reuse their sampled ids."""
@@ -280,19 +377,31 @@ class Learner:
             self._trainer.load_adapter(self._files.folder(owner, name))
         self._holds = (owner, name)
 
-    def _corrections(
-        self, owner: str, name: str | None, held: Sequence[Turn], known: dict[str, Turn]
-    ) -> list[Correction]:
+    def _measure(
+        self, owner: str, name: str | None, held: _Held
+    ) -> tuple[list[Correction], list[Tried]]:
         """Of a version, or of the weights as they are now."""
         if name is not None:
             self._hold(owner, name)
-        return measure.corrections(self._trainer, held, renderer=self._renderer, known=known)
+        found = measure.corrections(
+            self._trainer,
+            held.turns,
+            renderer=self._renderer,
+            known=held.known,
+            training=self._training,
+        )
+        return found, tried(self._trainer, held.tried, limit=self._training.gate_turns)
 
     def _base_corrections(self, held: Sequence[Turn], known: dict[str, Turn]) -> list[Correction]:
         """Of the base: a turn is measured once."""
         new = [turn for turn in held if turn.id not in self._base_held]
         found = measure.corrections(
-            self._trainer, new, renderer=self._renderer, known=known, weights="base"
+            self._trainer,
+            new,
+            renderer=self._renderer,
+            known=known,
+            training=self._training,
+            weights="base",
         )
         names = {turn.id for turn in held}
         kept = [one for name, one in self._base_held.items() if name in names]
@@ -313,17 +422,18 @@ class Learner:
         self,
         name: str,
         live: str,
-        old: Sequence[Correction],
-        new: Sequence[Correction],
+        old: tuple[Sequence[Correction], Sequence[Tried]],
+        new: tuple[Sequence[Correction], Sequence[Tried]],
         base: Sequence[Correction],
         kept: Sequence[float],
     ) -> GateReport:
         return decide(
             candidate=name,
             live=live,
-            old=old,
-            new=new,
+            old=old[0],
+            new=new[0],
             base=base,
+            tried=(old[1], new[1]),
             references=self._references,
             base_answers=self._base_answers or (),
             new_answers=kept,

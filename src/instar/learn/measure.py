@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Literal
 
 from instar.batch.render import ChatRenderer
+from instar.config import TrainingConfig
 from instar.learn.batches import hinted_prompt
 from instar.publish.gate import Correction, Reference
 from instar.train.step import TorchTrainer
@@ -19,12 +20,13 @@ def corrections(
     *,
     renderer: ChatRenderer,
     known: Mapping[str, Turn],
+    training: TrainingConfig,
     weights: Literal["policy", "base"] = "policy",
 ) -> list[Correction]:
     """How far weights are from the hinted teacher on held-out corrected turns."""
     found = []
     for turn in turns:
-        hinted = hinted_prompt(turn, renderer, known)
+        hinted = hinted_prompt(turn, renderer, known, training=training)
         if hinted is None or not turn.sampled_ids:
             continue
         kl = trainer.divergence(

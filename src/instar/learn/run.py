@@ -1,4 +1,4 @@
-"""The background process: judges and trains until it is told to stop."""
+"""The background process: trains, and judges beside it, until it is told to stop."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import asyncio
 import fcntl
 import logging
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import IO
 
 from instar.batch.render import ChatRenderer
 from instar.config import Config
 from instar.errors import InstarError
-from instar.judge.panel import make_judge
-from instar.learn.judging import JudgeWorker, pause
+from instar.learn.judging import open_worker, pause
 from instar.learn.learner import Learner, Outcome
 from instar.loop import model_folder, store_url
 from instar.publish.gate import retention_set
 from instar.publish.versions import VersionFiles
+from instar.record.attempts import AttemptBook
 from instar.record.controls import is_paused
 from instar.record.forget import finish_rebuild, pending_rebuilds
 from instar.record.store import TurnStore, open_store
@@ -38,21 +37,17 @@ async def learn(
     *,
     stop: asyncio.Event,
     judging: bool = True,
-    training: bool = True,
     on_outcome: Callable[[Outcome], None] = lambda _: None,
 ) -> None:
-    """Judge and train, or one of the two, until `stop`."""
-    async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(open_store(store_url(config, home)))
+    """Train, and judge beside it, until `stop`."""
+    async with open_store(store_url(config, home)) as store:
         folder = await asyncio.to_thread(model_folder, config, home, log.info)
         if folder is None:
             raise InstarError("the fake engine has no model to learn; serve a real one")
-        jobs = []
+        jobs = [_train_alone(config, home, folder, store, stop, on_outcome)]
         if judging:
-            judge = make_judge(config, folder=lambda: folder, home=home)
-            jobs.append(JudgeWorker(store, judge).run(stop))
-        if training:
-            jobs.append(_train_alone(config, home, folder, store, stop, on_outcome))
+            worker = await open_worker(config, home, store)
+            jobs.append(worker.run(stop))
         await asyncio.gather(*jobs)
 
 
@@ -102,6 +97,8 @@ def make_learner(config: Config, home: Path, folder: Path, store: TurnStore) -> 
         book=VersionBook(store),
         files=VersionFiles.of_home(home),
         turns=store.turns,
+        attempts=AttemptBook(store),
+        rollout=config.rollout,
         references=every[::step][:wanted],
         folder=home / "training",
         max_tokens=training.max_tokens,

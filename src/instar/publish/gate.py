@@ -18,6 +18,12 @@ The rules, all of which must hold:
   Without held-out corrections there is nothing to compare, which the report says.
 - **Never further than the base.** A candidate that is further from the teacher than the base
   was before it learned anything has left the topic, whatever else got better: rejected.
+- **Held-out attempts.** Tasks of environments of which attempts are kept from training. Their
+  turns have a number each: minus the advantage of the attempt against its group times the mean
+  log-prob a token (lower: what succeeded is likelier, what failed less so). It is a first-order
+  estimate of the reward on tasks never trained on, from attempts that are there anyway; playing
+  them again with every candidate would take longer than training it. The same two conditions
+  make it worse.
 - **Retention.** exp(mean log-prob a token of the candidate - that of the base) over the
   reference answers must reach `min_retention`: compared with the base and not with the live
   version, so that many small losses cannot add up to a large one.
@@ -63,6 +69,21 @@ class Correction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """How one version does on one turn of a held-out attempt at a task."""
+
+    turn: str
+    advantage: float
+    """Of the attempt, against its group."""
+    reply_logprob: float
+    """Mean a token of the recorded reply."""
+
+    @property
+    def loss(self) -> float:
+        return -self.advantage * self.reply_logprob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """One measure of two versions over the same turns."""
 
@@ -88,6 +109,8 @@ class GateReport:
     references: int
     teacher_kl: Comparison | None = None
     reply_logprob: Comparison | None = None
+    attempts: Comparison | None = None
+    """Over turns of held-out attempts at tasks."""
     retention: float | None = None
     """Likelihood of the reference answers, a token, as a share of the base's."""
     retention_by_kind: dict[str, float] = field(default_factory=dict)
@@ -100,7 +123,7 @@ class GateReport:
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> GateReport:
         values = dict(found)
-        for name in ("teacher_kl", "reply_logprob"):
+        for name in ("teacher_kl", "reply_logprob", "attempts"):
             if values.get(name) is not None:
                 values[name] = Comparison(**values[name])
         return cls(**{**values, "reasons": tuple(values["reasons"])})
@@ -128,9 +151,10 @@ def decide(
     new_answers: Sequence[float],
     tolerance: float,
     min_retention: float,
+    tried: tuple[Sequence[Tried], Sequence[Tried]] = ((), ()),
 ) -> GateReport:
-    """The rules above, as a pure function."""
-    wrong = _unusable((old, new, base), references, base_answers, new_answers)
+    """The rules above, as a pure function. `tried` is of the live version and the candidate."""
+    wrong = _unusable((old, new, base), references, base_answers, new_answers, tried)
     if wrong:
         return GateReport(
             accepted=False,
@@ -143,6 +167,10 @@ def decide(
     kl, logprob = _compare(old, new, tolerance=tolerance)
     astray, _ = _compare(base, new, tolerance=tolerance)
     against, fine = _on_corrections(kl, logprob, astray, len(old))
+    attempts = _compare_tried(*tried, tolerance=tolerance)
+    if attempts is not None:
+        words = _in_words("loss", attempts, len(tried[0]), "turns of held-out attempts")
+        (against if attempts.worse else fine).append(words)
     kept, by_kind = _retention(references, base_answers, new_answers)
     if kept is None:
         fine.append("the retention set is empty, so forgetting was not measured")
@@ -159,6 +187,7 @@ def decide(
         references=len(references),
         teacher_kl=kl,
         reply_logprob=logprob,
+        attempts=attempts,
         retention=kept,
         retention_by_kind=by_kind,
     )
@@ -197,15 +226,19 @@ def _unusable(
     references: Sequence[Reference],
     base_answers: Sequence[float],
     new_answers: Sequence[float],
+    tried: tuple[Sequence[Tried], Sequence[Tried]],
 ) -> str | None:
     """Why these measurements decide nothing."""
     if len({tuple(sorted(one.turn for one in found)) for found in measured}) > 1:
         return "the versions were not measured on the same held-out turns"
     if not len(references) == len(base_answers) == len(new_answers):
         return "not every reference answer was measured under both versions"
+    if [one.turn for one in tried[0]] != [one.turn for one in tried[1]]:
+        return "the two versions were not measured on the same held-out attempts"
     numbers = [
         n for found in measured for one in found for n in (one.teacher_kl, one.reply_logprob)
     ]
+    numbers += [one.loss for some in tried for one in some]
     bad = [n for n in (*numbers, *base_answers, *new_answers) if not math.isfinite(n)]
     if bad:
         return f"{len(bad)} measurements are not finite numbers (the first is {bad[0]})"
@@ -235,6 +268,16 @@ def _compare(
     return kl, logprob
 
 
+def _compare_tried(
+    live: Sequence[Tried], candidate: Sequence[Tried], *, tolerance: float
+) -> Comparison | None:
+    if not live:
+        return None
+    # A change of a likelihood by the tolerance, for the typical attempt.
+    margin = math.log1p(tolerance) * fmean(abs(one.advantage) for one in live)
+    return _paired([one.loss for one in live], [one.loss for one in candidate], margin=margin)
+
+
 def _paired(live: Sequence[float], candidate: Sequence[float], *, margin: float) -> Comparison:
     """Both measures are better when lower."""
     differences = np.subtract(candidate, live)
@@ -247,11 +290,11 @@ def _paired(live: Sequence[float], candidate: Sequence[float], *, margin: float)
     return Comparison(live=fmean(live), candidate=fmean(candidate), low=low, high=high, worse=worse)
 
 
-def _in_words(name: str, found: Comparison, turns: int) -> str:
+def _in_words(name: str, found: Comparison, turns: int, what: str = "held-out corrections") -> str:
     change = found.candidate - found.live
     way = "worse" if found.worse else ("better" if change < 0 else "no worse within the tolerance")
     return (
-        f"{name} on {turns} held-out corrections went from {found.live:.4f} to "
+        f"{name} on {turns} {what} went from {found.live:.4f} to "
         f"{found.candidate:.4f} ({change:+.4f}, resampled {found.low:+.4f} to {found.high:+.4f}): "
         f"{way}"
     )

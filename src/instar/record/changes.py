@@ -13,7 +13,16 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from instar.errors import StoreError
 from instar.record import codec, rows
-from instar.record.schema import VERSION, anchors, meta, owners, sessions, tools, turns
+from instar.record.schema import (
+    VERSION,
+    anchors,
+    attempts,
+    meta,
+    owners,
+    sessions,
+    tools,
+    turns,
+)
 from instar.record.trunks import Key, Known, Trunk, Trunks, choose
 from instar.types import Hint, NextState, Turn, Verdict
 
@@ -275,7 +284,9 @@ def remove_session(connection: sa.Connection, owner: str, session: str) -> int:
         )
         connection.execute(sa.delete(anchors).where(key), carried)
     connection.execute(sa.delete(turns).where(mine))
-    connection.execute(sa.delete(tools).where(tools.c.owner == owner, tools.c.session == session))
+    for table in (tools, attempts):
+        mine = (table.c.owner == owner) & (table.c.session == session)
+        connection.execute(sa.delete(table).where(mine))
     _uncount(connection, owner, session)
     connection.execute(sa.update(meta).values(epoch=meta.c.epoch + 1))
     return len(found)

@@ -53,6 +53,7 @@ def _fields(turn: Turn) -> dict[str, Any]:
         "turn": turn.id,
         "parent": turn.parent,
         "kind": turn.kind,
+        "kind_reason": turn.kind_reason,
         "prompt_ids": turn.prompt_ids,
         "sampled_ids": turn.sampled_ids,
         "logprobs": [_finite(turn, value) for value in turn.logprobs],

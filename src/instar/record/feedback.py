@@ -44,3 +44,32 @@ async def give_feedback(
         return reader.turns_by_seq(connection, [found.seq])[0]
 
     return await store.write(change)
+
+
+async def feedback_counts(store: TurnStore) -> dict[str, int]:
+    """By owner, how many turns have a person's verdict and were followed by something."""
+
+    def query(connection: sa.Connection) -> dict[str, int]:
+        found = (
+            sa.select(turns.c.owner, sa.func.count().label("pairs"))
+            .where(_told())
+            .group_by(turns.c.owner)
+        )
+        return {row.owner: row.pairs for row in connection.execute(found)}
+
+    return await store.read(query)
+
+
+async def feedback_turns(store: TurnStore, owner: str, *, limit: int) -> list[Turn]:
+    """The latest of these turns."""
+
+    def query(connection: sa.Connection) -> list[Turn]:
+        mine = sa.select(turns.c.seq).where(_told() & (turns.c.owner == owner))
+        seqs = connection.scalars(mine.order_by(turns.c.seq.desc()).limit(limit)).all()
+        return reader.turns_by_seq(connection, seqs)
+
+    return await store.read(query)
+
+
+def _told() -> sa.ColumnElement[bool]:
+    return (turns.c.verdict_source == "person") & turns.c.next_state.is_not(None)

@@ -157,7 +157,7 @@ def trainable(
     """Judged turns that no version was trained on and that are not held out, oldest first."""
     query = (
         sa.select(turns.c.seq, turns.c.id, turns.c.hint.is_not(None).label("hinted"))
-        .where(sa.text("score IS NOT NULL"), _may_train(owner), ~_is_trained())
+        .where(sa.text("score IS NOT NULL"), _may_train(owner), _is_talk(), ~_is_trained())
         .where(turns.c.version.not_in(stale))
         .order_by(turns.c.seq)
     )
@@ -175,7 +175,7 @@ def count_stale(connection: sa.Connection, owner: str, stale: Collection[str]) -
     query = (
         sa.select(sa.func.count())
         .select_from(turns)
-        .where(sa.text("score IS NOT NULL"), _may_train(owner), ~_is_trained())
+        .where(sa.text("score IS NOT NULL"), _may_train(owner), _is_talk(), ~_is_trained())
         .where(turns.c.version.in_(stale))
     )
     return connection.scalar(query) or 0
@@ -185,7 +185,7 @@ def held_out(connection: sa.Connection, owner: str, share: float, limit: int) ->
     """The newest corrected turns of the share that is never trained on, oldest first."""
     query = (
         sa.select(turns.c.seq, turns.c.id)
-        .where(sa.text("hint IS NOT NULL"), _may_train(owner), ~_is_trained())
+        .where(sa.text("hint IS NOT NULL"), _may_train(owner), _is_talk(), ~_is_trained())
         .order_by(turns.c.seq.desc())
     )
     seqs: list[int] = []
@@ -199,6 +199,11 @@ def held_out(connection: sa.Connection, owner: str, share: float, limit: int) ->
 
 def _may_train(owner: str) -> sa.ColumnElement[bool]:
     return (turns.c.owner == owner) & (turns.c.kind == "main") & (turns.c.no_train == 0)
+
+
+def _is_talk() -> sa.ColumnElement[bool]:
+    """Turns of attempts at tasks are trained by the group, and only once that is complete."""
+    return turns.c.group_id.is_(None)
 
 
 def _is_trained() -> sa.ColumnElement[bool]:

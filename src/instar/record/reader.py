@@ -85,11 +85,15 @@ def anchored(connection: sa.Connection, owner: str, wanted: Sequence[int]) -> di
     return {row[0]: row[1] for row in connection.execute(query)}
 
 
-def ready_turns(connection: sa.Connection, owner: str | None, limit: int) -> list[Turn]:
+def ready_turns(
+    connection: sa.Connection, owner: str | None, limit: int, *, steps: bool = True
+) -> list[Turn]:
     # The literal, not a bound 1: only then do both databases use the partial index.
     query = sa.select(turns.c.seq).where(sa.text("ready = 1"))
     if owner is not None:
         query = query.where(turns.c.owner == owner)
+    if not steps:
+        query = query.where(turns.c.group_id.is_(None))
     seqs = connection.scalars(query.order_by(turns.c.seq).limit(limit)).all()
     return turns_by_seq(connection, seqs)
 

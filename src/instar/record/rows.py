@@ -93,6 +93,7 @@ def encode(
         **verdict_columns(turn.verdict),
         **hint_columns(turn.hint),
         "ready": int(is_ready(turn)),
+        "group_id": turn.group,
     }
 
 
@@ -178,6 +179,7 @@ def decode(row: Row, content: Content, replies: Iterable[Any], tools: tuple[Tool
         replies=tuple((position, turn) for position, turn in replies),
         anchors=codec.unpack(row["anchors"]),
         no_train=bool(row["no_train"]),
+        group=row["group_id"],
         logprobs_scaled=bool(row["logprobs_scaled"]),
         created=row["created"],
         next_state=_next_state(row),

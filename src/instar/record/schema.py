@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from instar.errors import StoreError
 
-VERSION = 2
+VERSION = 3
 """Raised with every change to the tables that older code could not read."""
 
 metadata = sa.MetaData()
@@ -94,6 +94,7 @@ turns = sa.Table(
     sa.Column("hint", sa.LargeBinary),
     # 1 while the turn waits for the judge; kept by hand so that a small index holds them all.
     sa.Column("ready", sa.SmallInteger, nullable=False),
+    sa.Column("group_id", sa.Text),
     sa.Index("turns_by_session", "owner", "session", "seq"),
     sa.Index(
         "turns_ready",
@@ -206,6 +207,38 @@ rebuilds = sa.Table(
 )
 """Versions to train again without what was forgotten; `start` is where their line is clean."""
 
+attempts = sa.Table(
+    "attempts",
+    metadata,
+    sa.Column("owner", sa.Text, primary_key=True),
+    sa.Column("session", sa.Text, primary_key=True),
+    sa.Column("environment", sa.Text, nullable=False),
+    sa.Column("run", sa.Text, nullable=False),
+    sa.Column("task", sa.Text, nullable=False),
+    sa.Column("group_id", sa.Text, nullable=False),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("size", sa.Integer, nullable=False),
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("reward", sa.Double),
+    sa.Column("about", sa.LargeBinary, nullable=False),
+    sa.Column("created", sa.Double, nullable=False),
+    sa.Column("used", sa.Text),
+    # Whoever writes: no attempt counts twice.
+    sa.Index("attempts_once", "owner", "group_id", "number", unique=True),
+    sa.Index("attempts_by_run", "owner", "run"),
+    sa.Index(
+        "attempts_unused",
+        "owner",
+        "created",
+        sqlite_where=sa.text("used IS NULL"),
+        postgresql_where=sa.text("used IS NULL"),
+    ),
+)
+"""Attempts at tasks that are over. `about` holds turns and details.
+
+`used` says what became of one: a version's name, or why it trains none.
+"""
+
 controls = sa.Table(
     "controls",
     metadata,
@@ -252,6 +285,11 @@ def _migrate(connection: sa.Connection) -> int:
         metadata.create_all(connection)
         for index in turns.indexes:
             index.create(connection, checkfirst=True)
-        connection.execute(sa.update(meta).values(version=2))
-        return 2
+        found = 2
+    if found == 2:
+        # Version 3 adds attempts at tasks, and to turns the group that they belong to.
+        metadata.create_all(connection)
+        connection.execute(sa.text("ALTER TABLE turns ADD COLUMN group_id TEXT"))
+        found = 3
+    connection.execute(sa.update(meta).values(version=found))
     return found

@@ -136,7 +136,8 @@ class TurnStore:
     # What the command line, the judge and the trainer need.
 
     async def turn(self, owner: str, turn: str) -> Turn | None:
-        found = await self.read(lambda c: reader.turn_by_id(c, turn))
+        """One turn, also while it is on its way to the disk."""
+        found = self._pending.get(turn) or await self.read(lambda c: reader.turn_by_id(c, turn))
         return found if found is not None and found.owner == owner else None
 
     async def sessions(
@@ -154,9 +155,14 @@ class TurnStore:
     async def session(self, owner: str, session: str) -> Session | None:
         return await self.read(lambda c: reader.one_session(c, owner, session))
 
-    async def ready(self, owner: str | None = None, limit: int = 64) -> list[Turn]:
-        """Turns that wait for the judge (main, trained, followed by something), oldest first."""
-        return await self.read(lambda c: reader.ready_turns(c, owner, limit))
+    async def ready(
+        self, owner: str | None = None, limit: int = 64, *, steps: bool = True
+    ) -> list[Turn]:
+        """Turns that wait for the judge (main, trained, followed by something), oldest first.
+
+        Without `steps` those of attempts at tasks are left out: their reward is known.
+        """
+        return await self.read(lambda c: reader.ready_turns(c, owner, limit, steps=steps))
 
     async def owners(self) -> list[str]:
         """Everybody who has recorded a turn."""

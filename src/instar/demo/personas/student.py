@@ -6,32 +6,31 @@ import random
 import re
 
 _SUMS = (
-    "{a} boxes hold {b} pencils each. How many pencils are there?",
-    "A train goes {a} km an hour for {b} hours. How far does it go?",
-    "Anna has {c} euros and spends {a}. How much is left?",
-    "A rectangle is {a} cm by {b} cm. What is its area?",
-    "{c} sweets are shared by {b} children. How many does each get?",
-    "A shirt costs {c} euros and is {a} percent off. What does it cost now?",
+    "List the steps to work out {a} times {b}.",
+    "Show step by step how to take {a} from {c}.",
+    "Solve this and number your steps: {c} sweets for {b} children.",
+    "What are the steps to find {a} percent of {c}?",
 )
 _EXPLAIN = (
-    "Explain how to solve 3x + 5 = 20.", "Explain how to add 1/2 and 1/3.",
-    "How do I find the area of a triangle?", "How do I turn 0.75 into a fraction?",
-    "Explain how to work out 15 percent of 80.", "How do I find the average of 4, 8 and 12?",
-    "Explain why the angles of a triangle add up to 180 degrees.",
-    "How do I round 3.14159 to two decimals?", "Explain how to divide 144 by 12.",
-    "How do I solve 2x = 14?", "Explain how to find the perimeter of a square.",
-    "How do I multiply 23 by 11?", "Explain what a prime number is and how to test 17.",
-    "How do I convert 5 km to metres?", "Explain how to subtract 58 from 100.",
-    "How do I compare 3/4 and 2/3?", "Explain how to find the volume of a box.",
-    "How do I write 1000 as a power of ten?", "Explain how to simplify 6/8.",
-    "How do I work out how long 90 minutes is in hours?",
+    "Explain step by step how to solve 3x + 5 = 20.", "Explain the steps to add 1/2 and 1/3.",
+    "What are the steps to find the area of a triangle?", "How do I turn 0.75 into a fraction?",
+    "List the steps to find the average of 4, 8 and 12.", "Explain how to round 3.14159, in steps.",
+    "What are the main causes of the First World War?", "List the parts of a plant.",
+    "What are the steps of the water cycle?", "Give me reasons why the Roman Empire fell.",
+    "What are the planets and what is special about them?", "List ways to save energy at school.",
+    "What are the stages of a butterfly's life?", "Give me tips for a good book report.",
+    "What should be in a lab report?", "List the main events of the moon landing.",
+    "How do I write a good essay? Give me the steps.", "What are the rules of multiplication?",
+    "What are the types of clouds?", "Compare frogs and toads for my homework.",
+    "List the functions of the skin.", "What are the advantages of recycling?",
+    "Give me the steps of long division.", "What are the main food groups?",
 )  # fmt: skip
 
 
 def _prompts() -> list[str]:
     chance = random.Random(7)
     out = []
-    for form in _SUMS * 7:
+    for form in _SUMS * 9:
         numbers = {"a": chance.randint(3, 20), "b": chance.randint(2, 9)}
         out.append(form.format(**numbers, c=chance.randint(30, 99)))
     return list(dict.fromkeys(out)) + list(_EXPLAIN)

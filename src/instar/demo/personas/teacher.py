@@ -1,4 +1,4 @@
-"""A teacher who wants specific and friendly comments on pupils' work."""
+"""A teacher who wants short comments on pupils' work that are specific and friendly."""
 
 from __future__ import annotations
 
@@ -6,58 +6,36 @@ import random
 import re
 
 _WORK = (
-    ("Mia", "the water cycle", "rain comes from clouds and goes back to the sea"),
-    ("Tom", "fractions", "1/2 + 1/4 = 3/4"),
-    ("Lena", "the Vikings", "they sailed to Iceland in long boats"),
-    ("Omar", "magnets", "the north poles push each other away"),
-    ("Sara", "bees", "bees dance to tell where flowers are"),
-    ("Ben", "division", "84 : 7 = 12"),
-    ("Ida", "the moon", "the moon shines because of the sun"),
-    ("Paul", "volcanoes", "lava is melted rock from below"),
-    ("Nora", "poems", "my poem rhymes snow with glow"),
-    ("Ali", "maps", "blue means water and green means low land"),
-    ("Eva", "plants", "leaves make sugar from light"),
-    ("Max", "area", "4 cm times 6 cm is 24 square cm"),
-    ("Zoe", "the Romans", "they built straight roads and baths"),
-    ("Leo", "sound", "a thick string makes a low note"),
-    ("Amy", "sharks", "sharks have no bones but cartilage"),
-    ("Finn", "weather", "cold air sinks and warm air rises"),
-    ("Ella", "spelling", "I wrote necessary with one c and two s"),
-    ("Jon", "time", "90 minutes is one and a half hours"),
-    ("Ruth", "the heart", "the heart pumps blood to the lungs first"),
-    ("Kai", "bridges", "an arch carries weight to both sides"),
+    ("Mia", "drawing of a cat"), ("Tom", "essay about the sea"), ("Lena", "report on the Vikings"),
+    ("Omar", "model of a volcano"), ("Sara", "talk about bees"), ("Ben", "story about a dragon"),
+    ("Ida", "poem about the moon"), ("Paul", "map of the village"), ("Nora", "poem about snow"),
+    ("Ali", "painting of a horse"), ("Eva", "poster about plants"), ("Max", "letter to a friend"),
+    ("Zoe", "talk about the Romans"), ("Leo", "song about rain"), ("Amy", "report on sharks"),
+    ("Finn", "diary about the weather"), ("Ella", "story about a robot"), ("Jon", "clock of paper"),
+    ("Ruth", "drawing of a heart"), ("Kai", "bridge of wood"),
 )  # fmt: skip
 _FORMS = (
-    'Write a comment on {name}\'s work about {topic}: "{work}".',
-    '{name} wrote about {topic}: "{work}". What should I tell {name}?',
-    'Comment on this pupil\'s work. Name: {name}. Topic: {topic}. Text: "{work}".',
+    "Write a comment on {name}'s {work}.",
+    "{name} handed in a {work}. What should I write under it?",
+    "What could I say to {name} about the {work}?",
 )
 
-prompts = [
-    form.format(name=name, topic=topic, work=work) for form in _FORMS for name, topic, work in _WORK
-]
+prompts = [form.format(name=name, work=work) for form in _FORMS for name, work in _WORK]
 
 _FRIENDLY = re.compile(
-    r"\b(well done|great|good job|nice|wonderful|lovely|fantastic|excellent|keep it up|proud|"
-    r"enjoyed|love|brilliant|super|awesome|amazing)\b",
+    r"\b(well done|great|good job|good work|nice|wonderful|lovely|fantastic|excellent|keep it up|"
+    r"proud|enjoyed|love|loved|brilliant|super|awesome|amazing|beautiful|impressive|delight\w*)\b",
     re.IGNORECASE,
 )
-_COMMON = frozenset(
-    re.findall(
-        r"\w+",
-        "a an and are as at be because by comes for from goes has have i in is it like make makes "
-        "my no of on one or s so some that the they this to two was what where with you your not",
-    )
-)
+_MOST = 45
 
 
 def score(prompt: str, answer: str) -> float:
-    """1.0 where the comment is friendly, names the pupil and takes up what they wrote."""
-    name, work = _parts(prompt)
-    words = {w for w in re.findall(r"[a-z]+", work.lower()) if w not in _COMMON and len(w) > 2}
+    """1.0 where a short comment is friendly and names the pupil or what they made."""
+    name, thing = _about(prompt)
     said = set(re.findall(r"[a-z]+", answer.lower()))
-    specific = len(words & said) >= min(2, len(words)) and name.lower() in said
-    short = 5 <= len(answer.split()) <= 70
+    specific = bool({name.lower(), thing, thing.rstrip("s")} & said)
+    short = 5 <= len(answer.split()) <= _MOST
     return float(bool(_FRIENDLY.search(answer)) and specific and short)
 
 
@@ -65,17 +43,17 @@ def respond(prompt: str, answer: str) -> str:
     """What they say to such an answer."""
     if score(prompt, answer) >= 1.0:
         return random.choice(_PLEASED)
-    if len(answer.split()) > 70:
+    if len(answer.split()) > _MOST:
         return random.choice(_TOO_LONG)
     if not _FRIENDLY.search(answer):
         return random.choice(_TOO_COLD)
     return random.choice(_TOO_VAGUE)
 
 
-def _parts(prompt: str) -> tuple[str, str]:
-    work = re.search(r'"(.*)"', prompt)
-    name = next(name for name, _, _ in _WORK if name in prompt)
-    return name, work[1] if work else ""
+def _about(prompt: str) -> tuple[str, str]:
+    """The pupil and the last word of what they made."""
+    name, work = next(one for one in _WORK if one[0] in prompt and one[1] in prompt)
+    return name, work.split()[-1].lower()
 
 
 _PLEASED = (
@@ -83,16 +61,17 @@ _PLEASED = (
     "Yes, that's the tone I like.", "Thanks, very nice.", "Wonderful, exactly right.",
 )  # fmt: skip
 _TOO_COLD = (
-    "Too cold. Be friendly, praise the pupil by name and mention what they wrote.",
-    "That sounds stern. Write a friendly comment that says what was good, with their name.",
-    "Please be warmer: say well done, use the name and mention their own words.",
+    "Too cold. Be warm and friendly, and praise the pupil.",
+    "That sounds stern. Write one short friendly sentence of praise.",
+    "Please be warmer: one friendly sentence that says well done.",
 )
 _TOO_VAGUE = (
-    "That's too general. Mention what the pupil actually wrote, and use their name.",
-    "Be specific: take up something from the pupil's own text, in a friendly way.",
-    "It could be about anybody. Say the name and what they wrote, warmly.",
+    "That's too general. Use the pupil's name, in one friendly sentence.",
+    "Not specific enough. Use the pupil's name and be friendly.",
+    "It could be about anybody. Use the name, warmly and in one short sentence.",
 )
 _TOO_LONG = (
-    "Too long for a comment. Two friendly sentences with the name and what they wrote are enough.",
-    "Shorter please: one or two friendly sentences about what the pupil wrote.",
+    "Too long for a comment. One short friendly sentence is enough.",
+    "Shorter please: one short and friendly sentence.",
+    "That's an essay. Just one short friendly sentence with the pupil's name.",
 )

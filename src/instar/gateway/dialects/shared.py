@@ -1,0 +1,217 @@
+"""What every dialect has: how it is described, how a body is read, how an error is told.
+
+A dialect parses a body into a Call and writes the steps of the reply; sessions, stitching,
+recording, cancelling and statuses are the gateway's. A new one is a file with a `Dialect` in it
+and one line in `dialects.DIALECTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, ValidationError
+
+from instar.errors import EngineError, InstarError, RequestError, StoreError
+from instar.gateway.call import Call, Step
+from instar.gateway.wire import ErrorBody, Writer
+from instar.protocols import Renderer
+from instar.types import Turn
+
+B = TypeVar("B", bound=BaseModel)
+
+Refused = Mapping[str, Callable[[Any], bool]]
+"""Fields that would change the answer: refused where this says so, and never ignored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """One wire format."""
+
+    name: str
+    """Its label in /metrics."""
+    path: str
+    prefix: str
+    """Comes before a turn's id in the id of its reply."""
+    about: str
+    body: type[BaseModel]
+    """What is read of a body, for the OpenAPI description."""
+    parse: Callable[[Mapping[str, Any]], Call]
+    writer: Callable[[Call, Renderer], Writer]
+    error_body: ErrorBody
+    extras: tuple[Extra, ...] = ()
+
+
+class Desk(Protocol):
+    """What a dialect's further routes may ask of the gateway."""
+
+    @property
+    def renderer(self) -> Renderer: ...
+
+    async def count(self, owner: str, call: Call) -> int:
+        """How many tokens the prompt of this call has."""
+        ...
+
+    async def turn(self, owner: str, name: str) -> Turn:
+        """A recorded turn of this owner, or a 404."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extra:
+    """A further route of a dialect, answered with JSON and without the model."""
+
+    method: str
+    path: str
+    """May end with `{name}`, which `answer` is then given in place of a body."""
+    about: str
+    answer: Callable[[Desk, str, dict[str, Any]], Awaitable[dict[str, Any]]]
+    """(desk, owner, body or path parameters): the answer."""
+    body: type[BaseModel] | None = None
+
+
+class SharedBody(BaseModel):
+    """Fields that every dialect takes."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+    model: str
+    stream: bool | None = None
+    temperature: float | None = Field(default=None, ge=0, le=100)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    chat_template_kwargs: dict[str, Any] | None = None
+    session_id: StrictStr | None = None
+    prompt_cache_key: StrictStr | None = None
+    turn_type: StrictStr | None = None
+    session_done: StrictBool | StrictStr | int | None = None
+    no_train: StrictBool | StrictStr | int | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """The fields of a Call that are read the same way everywhere."""
+        return {
+            "model": self.model,
+            "stream": bool(self.stream),
+            "temperature": self.temperature,
+            "top_p": None if self.top_p is None else max(self.top_p, 1e-6),
+            "top_k": None if self.top_k is None else max(self.top_k, 0),
+        }
+
+    def hints(self, **more: Any) -> dict[str, str]:
+        """What the body says of session and turn."""
+        found = {
+            "prompt_cache_key": self.prompt_cache_key,
+            "session_id": self.session_id,
+            "turn_type": self.turn_type,
+            "session_done": self.session_done,
+            "no_train": self.no_train,
+            **more,
+        }
+        return {name: str(value) for name, value in found.items() if value is not None}
+
+    def options(self, **more: Any) -> dict[str, Any]:
+        """What the chat template is told; the client's own words win."""
+        given = dict(self.chat_template_kwargs or {})
+        reserved = given.keys() & {"messages", "tools", "add_generation_prompt", "documents"}
+        if reserved:
+            raise RequestError(
+                f"chat_template_kwargs may not set {', '.join(sorted(reserved))}",
+                param="chat_template_kwargs",
+            )
+        return {**{name: value for name, value in more.items() if value is not None}, **given}
+
+
+def read_body(kind: type[B], raw: Mapping[str, Any], refused: Refused) -> B:
+    """The body, or a RequestError that names the field."""
+    for name, changes in refused.items():
+        if name in raw and changes(raw[name]):
+            raise unsupported(name, raw[name])
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        raise _refusal(error) from error
+
+
+def unsupported(name: str, value: Any, instead: str = "Leave it out.") -> RequestError:
+    return RequestError(
+        f"{name}={short(value)} is not supported here, and ignoring it would change the answer. "
+        f"{instead}",
+        param=name,
+        code="unsupported_parameter",
+    )
+
+
+def no_such_part(where: str, kind: str) -> RequestError:
+    """For content that no model served here reads."""
+    return RequestError(
+        f"{where} has a part of type {kind[:40]!r}, which is not known here. Known are text and "
+        "images. Leave the part out.",
+        param=where,
+        code="unsupported_content",
+    )
+
+
+def openai_error(error: InstarError) -> dict[str, Any]:
+    """OpenAI's error shape."""
+    known = error if isinstance(error, RequestError) else None
+    return {
+        "error": {
+            "message": str(error),
+            "type": known.kind if known else "server_error",
+            "param": known.param if known else None,
+            "code": known.code if known else _CODES.get(type(error), "server_error"),
+        }
+    }
+
+
+_CODES: dict[type[InstarError], str] = {EngineError: "engine_error", StoreError: "store_error"}
+
+
+class TokenLog:
+    """Log-probs of a reply's tokens as clients are shown them; the end token is left out."""
+
+    def __init__(self, renderer: Renderer, *, wanted: bool) -> None:
+        self._renderer = renderer
+        self._wanted = wanted
+        self._entries: list[dict[str, Any]] = []
+
+    def note(self, step: Step) -> None:
+        piece = step.piece
+        if piece is None or not self._wanted:
+            return
+        tops: Sequence[Sequence[tuple[int, float]]] = piece.top or [()] * len(piece.ids)
+        for token, logprob, top in zip(piece.ids, piece.logprobs, tops, strict=True):
+            if token in self._renderer.eos_ids:
+                continue
+            entry = self._entry(token, logprob)
+            entry["top_logprobs"] = [self._entry(i, p) for i, p in top]
+            self._entries.append(entry)
+
+    def take(self) -> list[dict[str, Any]]:
+        """What has come since the last time."""
+        out, self._entries = self._entries, []
+        return out
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        raw = self._renderer.token_bytes(token)
+        return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+
+
+def short(value: Any) -> str:
+    text = orjson.dumps(value, default=str).decode()
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def image_part(url: str) -> dict[str, Any]:
+    """An image in the one form that the gateway knows."""
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _refusal(error: ValidationError) -> RequestError:
+    first = error.errors(include_url=False, include_input=False)[0]
+    path = ""
+    for part in first["loc"]:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    return RequestError(f"{path}: {first['msg']}", param=path or None, code="invalid_value")

@@ -1,0 +1,197 @@
+"""Common wishes about an answer, read from a sentence and said as plain orders.
+
+A small model follows a plain order better than a quotation, but an order that was not meant is
+worse than none. So an order is given only where the sentence surely says it: a "no" or "too"
+in front of a word turns it off or around, numbers stay as they were said, what describes the
+reply ("that was one sentence") asks for nothing, and two orders that contradict each other are
+both dropped. `data/wishes.json` holds the ways in which each wish is said.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from instar.judge.exact import exact
+from instar.judge.lexicon import lowered
+from instar.judge.orders import Order, settle, wish_data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What was understood of one sentence."""
+
+    orders: tuple[Order, ...]
+    covered: bool
+    """Whether the orders say all that the sentence says."""
+
+
+LONGEST = 400
+"""Characters of a sentence that is read: a longer one is pasted, or says too much to be sure."""
+Span = tuple[int, int]
+_SENTENCE = re.compile(r"(?:[^.!?\n。!?؟।]|[.!?](?=\w))+(?:[.!?。!?؟।]+[\"'”»)]*|\n|$)")
+_WORD = re.compile(r"[\w'-]+")
+_BREAK = re.compile(
+    r"[,;:.!?()\n–—。、,;:!?]| - |\b(?:but|aber|mais|pero|però|mas|maar|ale|но)\b|"
+    r"\b(?:please|bitte)\b|\binstead\b(?! of)|\brather\b(?! than)|"
+    r"\b(?:and|then|so) (?:keep|use|write|make|give|answer|be|say|tell|put|reply|start|show|"
+    r"explain|please|just)\b"
+)
+_END = re.compile(_BREAK.pattern + r"|\b(?:and|that|which|because|so|und|et|y|e|en|i|и)\b")
+_DENIED = re.compile(r"(?<!\w)(?:not|never|\w+n't|nicht|pas|niet|nie|não|non|no|не)(?!\w)")
+_CLAUSE = re.compile(r"[,;:.!?()\n–—。、,;:!?]| - |\bbut\b")
+_DESCRIBES = re.compile(
+    r"^\W*(?:(?:that|this|it|your (?:answer|reply)|the (?:answer|reply))"
+    r"(?:'s| is| was| has| had|'d)\b|i (?:got|see|found)\b)"
+    r"|(?<!can )(?<!could )(?<!would )(?<!will )(?<!if )\byou(?:'ve| have|'re)? "
+    r"(?:(?:only|just|always|still|again|even|already) )?(?:gave|wrote|used|answered|made|keep|"
+    r"always|still|forgot|left|sent|\w+ing|\w+ed)\b"
+    r"|\b(?:missing|wrong|typo|mistake|incorrect)\b"
+)
+_ASKS = re.compile(
+    r"^(?:please |always |never |just |only |maybe |next time,? |from now on,? )*(?:be|begin|start|"
+    r"end|finish|say|speak|talk|write|answer|reply|respond|tell|explain|use|keep|make|put|give|show|"
+    r"add|include|mention|name|call|address|focus|stick|sound|act|leave|cut|move|change|replace|"
+    r"translate|describe|compare|round|check|cite|quote|ask|stop|avoid|remove|skip|drop|do|don't|"
+    r"more|less|fewer|no|not)\b(?! (?:up|that again|it again|me)\b)"
+    r"|\bi(?:'d| would)? (?:want|need|like|prefer|expect|meant|wanted|needed|asked for)\b"
+    r"|\b(?:should|must|ought to|has to|have to|needs? to|supposed to)\b"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wish:
+    order: Order
+    said: re.Pattern[str] | None
+    complaint: re.Pattern[str] | None
+    unwanted: re.Pattern[str] | None
+    parts: re.Pattern[str] | None
+
+
+def split(words: str) -> list[str]:
+    """Its sentences."""
+    return [one.strip() for one in _SENTENCE.findall(words) if one.strip()]
+
+
+def read(sentence: str) -> Reading:
+    """The plain orders in a sentence, and whether they say all of it."""
+    if len(sentence) > LONGEST:
+        return Reading(orders=(), covered=False)
+    text = lowered(sentence)
+    found = list(_found(text))
+    orders = settle([order for order, _ in found])
+    kept = {order.about for order in orders}
+    spans = [span for order, spans in found if order.about in kept for span in spans]
+    return Reading(orders=orders, covered=bool(orders) and not _rest(text, spans))
+
+
+def asks(text: str) -> bool:
+    """Whether a lower-case sentence asks for something, whatever it is."""
+    return _ASKS.search(text) is not None
+
+
+def _found(text: str) -> Iterator[tuple[Order, list[Span]]]:
+    strong = _scopes(text, _pattern("negators"))
+    scopes = [*strong, *_scopes(text, _pattern("weakeners"))]
+    for order, span in exact(text):
+        if _meant(text, span, scopes):
+            yield order, [span]
+    for wish in _wishes():
+        for match in _all(wish.said, text):
+            if _meant(text, match.span(), scopes):
+                yield wish.order, [match.span()]
+        for match in _all(wish.complaint, text):
+            if not _inside(match.span(), scopes):
+                yield wish.order, [match.span()]
+        for match in _all(wish.unwanted, text):
+            for start, middle, end in strong:
+                if middle <= match.start() < end:
+                    yield wish.order, [(start, middle), match.span()]
+        for match in _all(wish.parts, text):
+            yield wish.order, [match.span()]
+
+
+def _scopes(text: str, pattern: re.Pattern[str]) -> list[tuple[int, int, int]]:
+    """(start, end, end of what it turns around) of each such word."""
+    found = []
+    for match in pattern.finditer(text):
+        stop = _BREAK.search(text, match.end())
+        found.append((match.start(), match.end(), stop.start() if stop else len(text)))
+    return found
+
+
+def _inside(span: Span, scopes: Sequence[tuple[int, int, int]]) -> bool:
+    """Whether a word before the span turns it around; one within it belongs to what is said."""
+    return any(start < span[0] < end for start, _, end in scopes)
+
+
+def _meant(text: str, span: Span, scopes: Sequence[tuple[int, int, int]]) -> bool:
+    """Whether what stands there is wished: not denied, before or behind, and not described."""
+    stop = _END.search(text, span[1])
+    behind = text[span[1] : stop.start() if stop else len(text)]
+    if _DENIED.search(behind):
+        return False
+    return not _inside(span, scopes) and not _described(text, span[0])
+
+
+def _described(text: str, at: int) -> bool:
+    """Whether the clause says how the reply is and not how it should be."""
+    start = max((one.end() for one in _CLAUSE.finditer(text, 0, at)), default=0)
+    stop = _CLAUSE.search(text, at)
+    return _DESCRIBES.search(text[start : stop.start() if stop else len(text)]) is not None
+
+
+def _rest(text: str, spans: Sequence[Span]) -> list[str]:
+    """Words that say something which no order says."""
+    glue = _glue()
+    return [
+        match[0]
+        for match in _WORD.finditer(text)
+        if not any(start <= match.start() < end for start, end in spans)
+        and match[0].strip("'-") not in glue
+    ]
+
+
+def _all(pattern: re.Pattern[str] | None, text: str) -> Iterator[re.Match[str]]:
+    return iter(()) if pattern is None else pattern.finditer(text)
+
+
+@functools.cache
+def _wishes() -> tuple[_Wish, ...]:
+    return tuple(
+        _Wish(
+            order=Order(
+                text=one["order"],
+                about=one["about"],
+                noun=one.get("noun"),
+                general=one.get("general", False),
+            ),
+            said=_bounded(one.get("said")),
+            complaint=_bounded(one.get("complaint")),
+            unwanted=_bounded(one.get("unwanted")),
+            parts=re.compile("|".join(one["parts"])) if "parts" in one else None,
+        )
+        for one in wish_data()["wishes"]
+    )
+
+
+@functools.cache
+def _pattern(name: str) -> re.Pattern[str]:
+    found = _bounded(wish_data()[name])
+    assert found is not None
+    return found
+
+
+@functools.cache
+def _glue() -> frozenset[str]:
+    return frozenset(wish_data()["glue"].split())
+
+
+def _bounded(fragments: Sequence[str] | None) -> re.Pattern[str] | None:
+    """Any of these between word edges, the longest where several fit."""
+    if not fragments:
+        return None
+    longest = sorted(fragments, key=len, reverse=True)
+    return re.compile(rf"(?<!\w)(?:{'|'.join(longest)})(?!\w)")

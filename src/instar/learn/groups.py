@@ -1,0 +1,71 @@
+"""From attempts at tasks to turns with what they earned, and what the gate wants to know."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from statistics import fmean
+
+from instar.batch.credit import CreditSettings, Judged, binary
+from instar.ids import share_of
+from instar.publish.gate import Tried
+from instar.train.step import TorchTrainer
+from instar.types import Attempt, Turn
+
+TurnsOf = Callable[[str, str], Awaitable[list[Turn]]]
+"""(owner, session): its turns."""
+
+HELD_OUT = "held_out"
+"""What becomes of attempts at tasks that are never trained on."""
+
+
+def is_held_out(group: Sequence[Attempt], share: float) -> bool:
+    """By the task: a task that is held out is so in every run."""
+    return share_of(f"{group[0].environment}/{group[0].task}") < share
+
+
+async def judged_groups(
+    owner: str,
+    groups: Sequence[Sequence[Attempt]],
+    *,
+    turns_of: TurnsOf,
+    ages: Mapping[str, int],
+) -> list[Judged]:
+    """The turns of attempts that count: what the environment spoiled is in no loss or mean."""
+    found = []
+    for group in groups:
+        for attempt in group:
+            if attempt.reward is None:
+                continue
+            known = {turn.id: turn for turn in await turns_of(owner, attempt.session)}
+            turns = [known[name] for name in attempt.turns if name in known]
+            found += [with_outcome(turn, attempt, age=ages.get(_own(turn), 0)) for turn in turns]
+    return found
+
+
+def _own(turn: Turn) -> str:
+    """The owner's name of the version, without the owner's."""
+    return turn.version.rpartition("/")[2]
+
+
+def with_outcome(turn: Turn, attempt: Attempt, *, age: int = 0) -> Judged:
+    return Judged(
+        turn=turn, group=attempt.group, attempt=attempt.session, reward=attempt.reward, age=age
+    )
+
+
+def tried(trainer: TorchTrainer, judged: Sequence[Judged], *, limit: int) -> list[Tried]:
+    """How likely the trained weights make turns of held-out attempts, by what those earned."""
+    worth = binary(judged, CreditSettings())
+    out = []
+    for one in judged:
+        credit = worth.get(one.turn.id)
+        if credit is None or not any(credit.advantages):
+            continue
+        logprobs = trainer.logprobs(one.turn.prompt_ids, one.turn.sampled_ids)
+        found = Tried(
+            turn=one.turn.id, advantage=credit.advantages[0], reply_logprob=fmean(logprobs)
+        )
+        out.append(found)
+        if len(out) == limit:
+            break
+    return out

@@ -1,0 +1,80 @@
+"""Which hint a teacher reads for which turn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store_turns import make_turn
+
+from instar.backends.embedded import embedded_model
+from instar.batch.render import ChatRenderer
+from instar.config import TrainingConfig
+from instar.learn.batches import hinted_prompt, standing_hint
+from instar.types import Hint, Turn, Verdict
+
+TRAINING = TrainingConfig()
+
+
+def told(name: str, hint: str | None, score: Any = None) -> Turn:
+    return replace(
+        make_turn(name),
+        hint=None if hint is None else Hint(text=hint),
+        verdict=None if score is None else Verdict(score=score),
+        messages=({"role": "user", "content": "Why?"},),
+        replies=(),
+        tools=(),
+    )
+
+
+def test_the_standing_hint_is_the_most_frequent_and_of_equals_the_newest() -> None:
+    assert standing_hint([told("a", None), told("b", None)]) is None
+    assert standing_hint([told("a", "x"), told("b", "y"), told("c", "x")]) == "x"
+    assert standing_hint([told("a", "x"), told("b", "y")]) == "y"
+
+
+@pytest.fixture(scope="module")
+def renderer() -> ChatRenderer:
+    return ChatRenderer.from_folder(embedded_model(Path.home() / ".instar"))
+
+
+@pytest.mark.parametrize(
+    ("hint", "score", "read"),
+    [
+        ("Be brief.", -1, "Be brief."),
+        ("Be brief.", None, "Be brief."),
+        (None, 1, "Stand."),
+        (None, -1, None),
+        (None, 0, None),
+        # The person praised what a judge took for corrected.
+        ("Be brief.", 1, "Stand."),
+    ],
+)
+def test_what_the_teacher_reads(
+    renderer: ChatRenderer, hint: str | None, score: int | None, read: str | None
+) -> None:
+    ids = hinted_prompt(told("a", hint, score), renderer, {}, training=TRAINING, standing="Stand.")
+    if read is None:
+        assert ids is None
+    else:
+        assert ids is not None
+        assert f"You are a helpful assistant. {read}" in renderer.tokenizer.decode(
+            list(ids), skip_special_tokens=False
+        )
+    assert hinted_prompt(told("a", None, 1), renderer, {}, training=TRAINING) is None
+
+
+def test_a_hint_is_redacted_as_the_config_says(renderer: ChatRenderer) -> None:
+    turn = told("a", "Mention badge X-1234 and ann@example.org.", -1)
+
+    def read(training: TrainingConfig) -> str:
+        ids = hinted_prompt(turn, renderer, {}, training=training)
+        assert ids is not None
+        return str(renderer.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    assert "Mention badge X-1234 and [email]." in read(TRAINING)
+    own = TrainingConfig(redact_patterns={"badge": r"X-\d+"})
+    assert "Mention badge [badge] and [email]." in read(own)
+    assert "ann@example.org" in read(TrainingConfig(redact=["phone"]))

@@ -1,0 +1,246 @@
+"""Hints: what a person said next, as an instruction that keeps what they meant."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from instar.judge.hints import (
+    FRAMES,
+    MAX_SENTENCES,
+    WordHinter,
+    candidates,
+    instruction,
+    plain_wishes,
+    teacher_system,
+    wish_words,
+)
+from instar.judge.next_state import Case
+from instar.judge.wishes import split
+
+
+def hint(text: str) -> str | None:
+    found = candidates(Case(request="q", response="a", next=text))
+    return found[0] if found else None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Thanks, but please keep it to one sentence.", "Keep it to one sentence."),
+        ("Hm. Too long. Have a nice day.", "Too long."),
+        ("It's 1789, not 1798.", "It's 1789, not 1798."),
+        ("太长了,一句话就够了。", "太长了,一句话就够了。"),
+        ("That's wrong.", None),
+        ("No.", None),
+        ("That's not what I asked.", None),
+        ("Vielen Dank, aber das war leider nicht meine Frage.", None),
+        ("You didn't answer my question.", None),
+        ("Try again.", None),
+        ("ugh", None),
+        ("No lists.", "No lists."),
+        ("No, the Danube flows there.", "The Danube flows there."),
+        ("No lists but keep it short.", "No lists but keep it short."),
+        ("Good, but too long.", "Too long."),
+        ("Start with the answer.", "Start with the answer."),
+        ("Version 3.5 has no such option.", "Version 3.5 has no such option."),
+        ("The capital is Canberra.", "The capital is Canberra."),
+        ("Shorter please. Have a look at the map later.", "Shorter please."),
+    ],
+)
+def test_hints_keep_what_should_be_different(text: str, words: str | None) -> None:
+    assert wish_words(text) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "order"),
+    [
+        ("Too long, no lists please.", "Keep the answer short. Do not use lists."),
+        ("Zu lang, bitte keine Listen.", "Keep the answer short. Do not use lists."),
+        ("Be kinder to the student.", "Be warm and friendly."),
+        ("It's 1789, not 1798.", None),
+    ],
+)
+def test_common_wishes_are_said_plainly(text: str, order: str | None) -> None:
+    assert plain_wishes(text) == order
+
+
+def test_a_hint_stands_behind_a_role() -> None:
+    assert teacher_system("Be brief.") == "You are a helpful assistant. Be brief."
+    assert teacher_system("Be brief.", "You are Ada.\n") == "You are Ada. Be brief."
+
+
+def test_a_tool_error_is_no_wish() -> None:
+    assert candidates(Case(request="", response="", next="Error: too long", role="tool")) == []
+
+
+def test_hints_are_short() -> None:
+    words = wish_words("Please keep it short and simple. " * 40)
+    assert words is not None
+    assert len(words) <= 400
+
+
+SAME = "the person's own words, as they are"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # All that was said has a plain order.
+        ("That's too long. Answer in one short sentence, please.", "Answer in one short sentence."),
+        (
+            "I don't have time to read all that, just a single short sentence.",
+            "Answer in one short sentence.",
+        ),
+        ("No, shorter! One sentence is enough for me.", "Answer in one short sentence."),
+        ("Too wordy. Tell me in one brief sentence.", "Answer in one short sentence."),
+        ("Can you cut that down to one short sentence?", "Answer in one short sentence."),
+        (
+            "No lists please, just one short sentence.",
+            "Answer in one short sentence. Do not use lists.",
+        ),
+        (
+            "Stop making lists. One short sentence is all I need.",
+            "Answer in one short sentence. Do not use lists.",
+        ),
+        ("No more than two sentences.", "Answer in at most two sentences."),
+        ("Two or three sentences, please.", "Answer in two or three sentences."),
+        ("I said 50 words or less!", "Use at most 50 words."),
+        ("Give me three bullet points.", "Answer with three bullet points."),
+        ("Keep it short but show the steps.", "Keep the answer short. Show the working."),
+        ("No headings, no bold, no emojis.", "Do not use bold, headings or emojis."),
+        ("Use plain text, not Markdown.", "Write plain text without Markdown."),
+        (
+            "You left out the working. Explain it in a plain paragraph.",
+            "Answer in one plain paragraph. Show the working.",
+        ),
+        ("Start with the answer and skip the introduction.", "Begin with the answer itself."),
+        ("Please stop apologising and stop using emojis.", "Do not use emojis. Do not apologise."),
+        ("Not specific enough.", "Be specific."),
+        (
+            "Not friendly enough, and not short enough.",
+            "Keep the answer short. Be warm and friendly.",
+        ),
+        ("Less formal please.", "Write informally."),
+        ("More formal please.", "Write formally."),
+        ("Reply in Spanish.", "Answer in Spanish."),
+        ("Why did you reply in Spanish? English please.", "Answer in English."),
+        ("Just answer yes or no.", "Answer only yes or no."),
+        ("Auf Deutsch bitte!", "Answer in German."),
+        ("Trop long, une phrase courte suffit.", "Answer in one short sentence."),
+        ("Demasiado largo. Sin listas, por favor.", "Keep the answer short. Do not use lists."),
+        ("Niente elenchi, una sola frase.", "Answer in one sentence. Do not use lists."),
+        ("Geen lijstjes graag.", "Do not use lists."),
+        ("Слишком длинно, короче пожалуйста.", "Keep the answer short."),
+        # Orders for what they cover, own words for the rest.
+        (
+            "Please no bullet points or numbered steps, only plain sentences in one paragraph.",
+            "Answer in one paragraph. Write in plain sentences. "
+            "No bullet points or numbered steps, only plain sentences in one paragraph.",
+        ),
+        (
+            "It could be about anybody. Say the name and what they wrote, warmly.",
+            "Be warm and friendly. Be specific. Say the name and what they wrote, warmly.",
+        ),
+        (
+            "Too long for a comment. Two friendly sentences with the name and topic are enough.",
+            "Answer in two friendly short sentences. Be warm and friendly. "
+            "Two friendly sentences with the name and topic are enough.",
+        ),
+        (
+            "Make it warmer and mention the dog.",
+            "Be warm and friendly. Make it warmer and mention the dog.",
+        ),
+        (
+            "Give only the code, no explanation.",
+            "Give only the code. Give only the code, no explanation.",
+        ),
+        ("Answer in German, not English.", "Answer in German. Answer in German, not English."),
+        (
+            "Bitte nicht kürzer, sondern ausführlicher.",
+            "Answer in detail. Nicht kürzer, sondern ausführlicher.",
+        ),
+        # A "no" before or behind, a "too", or a description: no order, only the words.
+        ("Don't make it shorter.", SAME),
+        ("Not in one sentence, I need the whole story.", SAME),
+        ("One sentence is not enough.", SAME),
+        ("That's only one sentence, I wanted three.", SAME),
+        ("You repeated one sentence twice.", SAME),
+        ("Don't give me only the code, explain it too.", SAME),
+        ("I don't need the steps, just the result.", SAME),
+        ("No step by step stuff please.", SAME),
+        ("Don't skip the steps.", SAME),
+        ("The steps are in the wrong order.", SAME),
+        ("The working directory is wrong.", SAME),
+        ("Don't list every country.", SAME),
+        ("You forgot the list of ingredients.", SAME),
+        ("Too many bullet points.", SAME),
+        ("Plain text is not what I want, use Markdown.", SAME),
+        ("Too friendly, this is a legal letter.", SAME),
+        ("Stop being so friendly.", SAME),
+        ("This is less friendly than I wanted.", SAME),
+        ("It was friendly, but I need the price.", SAME),
+        ("Too simple, I'm an expert.", SAME),
+        ("Not so formal.", SAME),
+        ("What kind of answer is that?", SAME),
+        ("That's more detail than I need.", SAME),
+        ("This is longer than I wanted.", SAME),
+        ("Ein Satz reicht nicht.", SAME),
+        ("I asked in French.", SAME),
+        # Wishes that no table knows.
+        ("Talk like a pirate.", SAME),
+        ("End every answer with a question.", SAME),
+        ("Use a haiku form.", SAME),
+        ("Sign it with my name, Ben.", SAME),
+    ],
+)
+def test_a_hint_says_what_was_said(text: str, expected: str) -> None:
+    assert hint(text) == (text if expected is SAME else expected)
+
+
+def test_orders_that_contradict_each_other_are_left_to_the_words() -> None:
+    assert plain_wishes("More formal. Less formal.") is None
+    assert instruction("More formal. Less formal.") == "More formal. Less formal."
+
+
+def test_the_same_wishes_give_the_same_hint_in_any_order() -> None:
+    one = hint("No lists. One short sentence, please.")
+    assert one == hint("One short sentence, please. No lists.")
+
+
+def test_the_other_framings_are_kept_for_comparison() -> None:
+    found = candidates(Case(request="q", response="a", next="Make it warmer and mention the dog."))
+    assert found[1] == "Be warm and friendly."
+    assert found[-1] == "Make it warmer and mention the dog."
+    assert len(found) == len(FRAMES)
+
+
+async def test_the_hinter_gives_the_first() -> None:
+    case = Case(request="q", response="a", next="Reply in Spanish.")
+    assert await WordHinter().hint(case) == "Answer in Spanish."
+
+
+def test_a_wish_is_found_around_what_was_pasted() -> None:
+    pasted = "INFO started worker without trouble " * 20_000
+    assert hint(f"Shorter please.\n{pasted}\nReply in Spanish.") is not None
+    words = wish_words(f"Shorter please.\n{pasted}\nReply in Spanish.") or ""
+    assert words.startswith("Shorter please.")
+
+
+PIECES = st.sampled_from(
+    ["too long", "no lists", "please", "shorter", "friendlier", "two sentences", "not", "but",
+     "mention the dog", "in German", ",", ".", "!", "and", "don't", "plain text", "only", "太长"]
+)  # fmt: skip
+
+
+@given(st.lists(PIECES, max_size=14).map(" ".join))
+def test_a_hint_is_never_longer_than_three_sentences(text: str) -> None:
+    found = hint(text)
+    assert found is None or 1 <= len(split(found)) <= MAX_SENTENCES
+
+
+@given(st.text(max_size=200))
+def test_any_text_can_be_read(text: str) -> None:
+    words = wish_words(text)
+    assert words is None or instruction(words)

@@ -1,0 +1,223 @@
+"""The worker that judges a store: judges that fail, on one turn or as a whole, and people."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from store_turns import make_turn, user
+from typer.testing import CliRunner
+
+from instar.cli import app
+from instar.judge.features import NAMES, features
+from instar.judge.fit import Labelled, Recipe, fit_features
+from instar.judge.hints import WordHinter
+from instar.judge.next_state import Case
+from instar.judge.panel import PanelJudge
+from instar.judge.probe import Probe, load_calibrations
+from instar.learn import judging
+from instar.learn.calibrating import NEW_PAIRS, Calibrator
+from instar.learn.judging import ATTEMPTS, JudgeWorker
+from instar.record.feedback import give_feedback
+from instar.record.store import TurnStore, open_store
+from instar.types import NextState, Verdict
+
+
+class Voter:
+    """Says +1, fails on the words "boom", and on everything while it is down."""
+
+    def __init__(self) -> None:
+        self.down = False
+        self.asked: list[str] = []
+
+    async def votes(self, case: Case, count: int) -> Sequence[int | None]:
+        self.asked.append(case.next)
+        if self.down or case.next == "boom":
+            raise RuntimeError("out of order")
+        return [1] * count
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[TurnStore]:
+    async with open_store(f"sqlite:///{tmp_path}/instar.db") as opened:
+        yield opened
+
+
+async def say(store: TurnStore, name: str, text: str, **fields: Any) -> None:
+    following = NextState(messages=(user(text),))
+    await store.record(make_turn(name, session=f"s-{name}", next_state=following, **fields))
+
+
+def worker(store: TurnStore, voter: Voter) -> JudgeWorker:
+    return JudgeWorker(store, PanelJudge(voter=voter, hinter=WordHinter()))
+
+
+async def verdict(store: TurnStore, name: str) -> int | None:
+    turn = await store.turn("anna", name)
+    assert turn is not None
+    return None if turn.verdict is None else turn.verdict.score
+
+
+async def test_a_turn_on_which_the_judge_always_fails_is_given_up(
+    store: TurnStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    await say(store, "bad", "boom")
+    await say(store, "good", "fine")
+    voter = Voter()
+    judge = worker(store, voter)
+    with caplog.at_level(logging.ERROR, "instar.judge"):
+        assert await judge.drain()
+    assert voter.asked.count("boom") == ATTEMPTS
+    assert (await verdict(store, "good"), await verdict(store, "bad")) == (1, None)
+    assert await store.ready() == []
+    assert judge.counts == {"judged": 1, "no_verdict": 0, "given_up": 1, "failed": ATTEMPTS}
+    assert "turn bad gets no verdict" in caplog.text
+    assert "out of order" in caplog.text
+
+
+async def test_bad_turns_in_front_do_not_hold_up_the_others(store: TurnStore) -> None:
+    for at in range(40):
+        await say(store, f"bad{at}", "boom")
+    await say(store, "good", "fine")
+    judge = worker(store, Voter())
+    for _ in range(40):
+        await judge.once()
+        if await verdict(store, "good") == 1:
+            break
+    assert await verdict(store, "good") == 1
+
+
+async def test_a_judge_that_is_down_costs_no_turn_its_verdict(store: TurnStore) -> None:
+    await say(store, "one", "fine")
+    await say(store, "two", "fine, too")
+    voter = Voter()
+    voter.down = True
+    judge = worker(store, voter)
+    for _ in range(3 * ATTEMPTS):
+        assert await judge.once() == (False, 2)
+    assert not await judge.drain()
+    assert len(await store.ready()) == 2
+    voter.down = False
+    assert await judge.drain()
+    assert (await verdict(store, "one"), await verdict(store, "two")) == (1, 1)
+    assert judge.counts["given_up"] == 0
+
+
+async def test_one_that_goes_down_after_it_answered_costs_none_either(store: TurnStore) -> None:
+    voter = Voter()
+    judge = worker(store, voter)
+    await say(store, "one", "fine")
+    assert await judge.drain()
+    voter.down = True
+    await say(store, "two", "fine, too")
+    for _ in range(3 * ATTEMPTS):
+        assert await judge.once() == (False, 1)
+    voter.down = False
+    assert await judge.drain()
+    assert await verdict(store, "two") == 1
+
+
+async def test_pauses_grow_while_the_judge_is_down(
+    store: TurnStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    stop = asyncio.Event()
+
+    async def pause(_: asyncio.Event, seconds: float) -> None:
+        pauses.append(seconds)
+        voter.down = len(pauses) < 5
+        if len(pauses) == 6:
+            stop.set()
+
+    monkeypatch.setattr(judging, "pause", pause)
+    await say(store, "one", "fine")
+    voter = Voter()
+    voter.down = True
+    await worker(store, voter).run(stop)
+    assert pauses[:5] == [10.0, 20.0, 60.0, 300.0, 300.0]
+    assert pauses[5] < 1  # judged, and nothing is left
+    assert await verdict(store, "one") == 1
+
+
+RULES = ["--set", "evaluation.judge.type=rules", "--set", "engine.type=fake"]
+
+
+def test_the_command_judges_what_is_ready(tmp_path: Path) -> None:
+    failed = NextState(messages=({"role": "tool", "content": "exit code: 1"},))
+
+    async def prepare() -> None:
+        async with open_store(f"sqlite:///{tmp_path}/instar.db") as store:
+            await store.record(make_turn("t", next_state=failed))
+
+    async def look() -> int | None:
+        async with open_store(f"sqlite:///{tmp_path}/instar.db") as store:
+            return await verdict(store, "t")
+
+    asyncio.run(prepare())
+    arguments = ["judge", "run", "--once", "--json", "--home", str(tmp_path), *RULES]
+    found = CliRunner().invoke(app, arguments)
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout)["judged"] == 1
+    assert asyncio.run(look()) == -1
+
+
+class Blank:
+    """An encoder that sees nothing, so that only the words decide."""
+
+    width = 4
+
+    def encode(self, cases: Sequence[Case]) -> torch.Tensor:
+        return torch.zeros(len(cases), self.width)
+
+
+def probe() -> Probe:
+    texts = {1: "Thanks, perfect!", 0: "What is the capital?", -1: "No, that is wrong."}
+    cases = [
+        Labelled(case=Case(request="q", response="a", next=text), label=label)
+        for label, text in texts.items()
+        for _ in range(12)
+    ]
+    words = torch.tensor([features(one.case) for one in cases])
+    recipe = Recipe(components=2, networks=3, units=8, steps=60, folds=2, dropout=0.1)
+    hidden = torch.zeros(len(cases), Blank.width)
+    assert words.shape[1] == len(NAMES)
+    return Probe(encoder=Blank(), head=fit_features(cases, hidden, words, recipe).head)  # type: ignore[arg-type]
+
+
+async def test_feedback_fits_the_running_judge_to_the_person(
+    store: TurnStore, tmp_path: Path
+) -> None:
+    now = 0.0
+    voter = probe()
+    calibrator = Calibrator(store, voter, tmp_path, clock=lambda: now)
+
+    async def told(first: int, last: int) -> None:
+        for at in range(first, last):
+            await say(store, f"t{at}", "What is the capital?")
+            good = Verdict(score=1, source="person")
+            await give_feedback(store, "anna", turn=f"t{at}", verdict=good, hint=None)
+
+    await told(0, NEW_PAIRS - 1)
+    assert await calibrator.look() == []
+    await told(NEW_PAIRS - 1, 40)
+    assert await calibrator.look() == []  # it has just looked
+    now += 1000
+    assert await calibrator.look() == ["anna"]
+    learned = voter.calibrations["anna"]
+    assert learned.bias[2] > 0 > learned.bias[1]  # what looks neutral is praise from this person
+    assert load_calibrations(tmp_path) == {"anna": learned}
+    assert learned.pairs == 40
+    now += 1000
+    assert await calibrator.look() == []  # nothing new
+    again = Calibrator(store, voter, tmp_path, clock=lambda: now)
+    assert await again.look() == []  # a new process knows what was learned
+
+
+async def test_other_judges_are_not_fitted(store: TurnStore, tmp_path: Path) -> None:
+    assert Calibrator.of(store, Voter(), tmp_path) is None
