@@ -17,7 +17,7 @@ import subprocess
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,16 +170,23 @@ class Fleet:
             self._spawn(name)
 
     def kill(self, victim: str) -> bool:
-        """`kill -9`, and start again what nobody else does; False where it is not running."""
+        """`kill -9`; False where it is not running now."""
         process = self._find(victim)
         if process is None:
             return False
         process.kill()
-        for name, one in list(self.processes.items()):
+        for one in self.processes.values():
             if one.pid == process.pid:
                 one.wait()
-                self._spawn(name)
         return True
+
+    async def manage(self) -> None:
+        """Start again what has ended, as a service manager does: until cancelled."""
+        while True:
+            for name, one in list(self.processes.items()):
+                if one.poll() is not None:
+                    self._spawn(name)
+            await asyncio.sleep(0.1)
 
     async def stop(self) -> dict[str, int]:
         """As a person would, by Ctrl-C; gives the exit codes."""
@@ -259,7 +266,18 @@ class Run:
 
 
 @asynccontextmanager
-async def talking(client: Client, count: int = 2) -> Any:
+async def managed(fleet: Fleet) -> AsyncIterator[None]:
+    manager = asyncio.ensure_future(fleet.manage())
+    try:
+        yield
+    finally:
+        manager.cancel()
+        with suppress(asyncio.CancelledError):
+            await manager
+
+
+@asynccontextmanager
+async def talking(client: Client, count: int = 2) -> AsyncIterator[None]:
     stop = asyncio.Event()
     talkers = [asyncio.ensure_future(client.talk(stop)) for _ in range(count)]
     try:
@@ -277,7 +295,7 @@ async def kill_often(home: Path, *, layout: str, kills: int, seed: int) -> Run:
     killed: Counter[str] = Counter()
     try:
         fleet.start()
-        async with talking(client):
+        async with managed(fleet), talking(client):
             await until(lambda: len(client.answered) > 2, PATIENCE_S)
             for _ in range(kills):
                 await _moment(rng.choice(MOMENTS), rng.uniform(0, 5), home)

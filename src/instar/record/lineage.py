@@ -175,7 +175,7 @@ def count_stale(connection: sa.Connection, owner: str, stale: Collection[str]) -
     query = (
         sa.select(sa.func.count())
         .select_from(turns)
-        .where(sa.text("score IS NOT NULL"), _may_train(owner), ~_is_trained())
+        .where(sa.text("score IS NOT NULL"), _may_train(owner), _is_talk(), ~_is_trained())
         .where(turns.c.version.in_(stale))
     )
     return connection.scalar(query) or 0
