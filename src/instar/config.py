@@ -282,7 +282,7 @@ class RolloutConfig(Section):
     """How environments are run as clients."""
 
     num_workers: int = Field(default=4, ge=1)
-    """Processes that hold conversations."""
+    """Read, so that files which set it load; one process holds all `parallel_envs` at once."""
     max_turns: int = Field(default=10, ge=1)
     """Turns after which a conversation is cut."""
     session_aware: bool = True

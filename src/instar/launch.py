@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import sys
-import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,23 +14,11 @@ from typing import Literal
 from instar.errors import EngineError
 
 _MAIN = """
-from instar.launch import end_with_parent
-end_with_parent()
+from instar.learn.background import end_with_parent
+end_with_parent(in_order=True)
 from instar.cli import main
 main()
 """
-
-
-def end_with_parent() -> None:
-    """In the child: stop in good order once the parent is gone, however it went."""
-
-    def wait() -> None:
-        # The parent never writes here; the end of the file is its own end.
-        while os.read(0, 1):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
 @asynccontextmanager

@@ -169,8 +169,8 @@ async def test_another_root(tmp_path: Path) -> None:
 async def test_folders_of_the_host_are_shown_read_only(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("data\n")
     tmp_path.chmod(0o755)
-    async with open_sandbox(Spec(binds=((tmp_path, "/data"),), workdir="/work/deep")) as box:
-        assert (await box.run("pwd; cat /data/data")).stdout == "/work/deep\ndata\n"
+    async with open_sandbox(Spec(binds=((tmp_path, "/data"),), workdir="/place/deep")) as box:
+        assert (await box.run("pwd; cat /data/data")).stdout == "/place/deep\ndata\n"
         assert (await box.run("echo x > /data/data")).code != 0
 
 

@@ -256,7 +256,7 @@ async def test_a_foreign_task_folder(tmp_path: Path) -> None:
         "[verifier]\ntimeout_sec = 30.0\n[environment]\nmemory_mb = 2048\n",
         "instruction.md": "Count the lines of data.txt into count.txt.\n",
         "environment/Dockerfile": "FROM ubuntu:24.04\n# a comment\nENV GREETING=hi\n"
-        "WORKDIR /work/place\nCOPY data.txt extra ./\nCOPY sub/ /work/sub/\n"
+        "WORKDIR /site/place\nCOPY data.txt extra ./\nCOPY sub/ /site/sub/\n"
         'RUN mkdir -p deep && \\\n    echo "$GREETING" > deep/made.txt\nUSER nobody\n',
         "environment/data.txt": "a\nb\nc\n",
         "environment/extra": "x\n",
@@ -271,13 +271,13 @@ async def test_a_foreign_task_folder(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     (task,) = harbor.load_folder(tmp_path)
-    assert (task.id, task.workdir, task.kind) == ("org/count", "/work/place", "data")
+    assert (task.id, task.workdir, task.kind) == ("org/count", "/site/place", "data")
     options = {"tasks": str(tmp_path)}
     assert await gold_and_nothing([task], **options) == {}
     async with open_environment("terminal", options) as environment:
         await environment.reset(task.id)
         (said,), _ = await environment.step(call("pwd; ls; echo $GREETING; ls -A /tmp"))
-        assert said["content"] == "exit code: 0\n/work/place\ndata.txt\ndeep\nextra\nhi"
+        assert said["content"] == "exit code: 0\n/site/place\ndata.txt\ndeep\nextra\nhi"
 
 
 @needs_bwrap

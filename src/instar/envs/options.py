@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -38,3 +38,17 @@ def split_list(found: Any) -> Any:
     if isinstance(found, str):
         return [part.strip() for part in found.split(",") if part.strip()]
     return found
+
+
+_TEST_EVERY = 4
+
+
+def of_split(given: Iterable[tuple[str, str | None]], split: str) -> list[str]:
+    """Names of a split; a task that names none belongs to `test` if it is every fourth."""
+    if split not in ("train", "test"):
+        raise ConfigError(f"there is no split {split!r}; known are train and test")
+    return [
+        name
+        for place, (name, own) in enumerate(given, 1)
+        if (own or ("train" if place % _TEST_EVERY else "test")) == split
+    ]

@@ -28,7 +28,7 @@ from instar.envs.actions import (
     read_reply,
     told,
 )
-from instar.envs.options import EnvironmentOptions, read_options
+from instar.envs.options import EnvironmentOptions, of_split, read_options
 from instar.envs.sandbox import Limits, Sandbox, limits_from, open_sandbox
 from instar.envs.swe_grade import change_of, grade
 from instar.envs.swe_records import DEFAULT, Record, load_records
@@ -37,7 +37,6 @@ from instar.errors import ConfigError, EnvironmentFailure
 from instar.types import Message, Tool
 
 Score = tuple[float, dict[str, Any]]
-TEST_EVERY = 4
 SYSTEM = (
     f"You mend software. The repository is in {WORKDIR}, where you have a bash shell; run its "
     "tests with python3 -m pytest. Change the source, not the tests: they are put back before "
@@ -121,14 +120,9 @@ class SweEnvironment:
         self._scored: Score | None = None
 
     async def tasks(self, split: str) -> list[str]:
-        if split not in ("train", "test"):
-            raise ConfigError(f"there is no split {split!r}; known are train and test")
-        found = []
-        for place, record in enumerate(self._records.values(), 1):
-            default = "train" if place % TEST_EVERY else "test"
-            if (record.split or default) == split:
-                found.append(record.instance_id)
-        return found
+        return of_split(
+            ((record.instance_id, record.split) for record in self._records.values()), split
+        )
 
     async def reset(self, task: str) -> tuple[list[Message], list[Tool]]:
         if task not in self._records:

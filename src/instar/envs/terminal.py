@@ -19,15 +19,13 @@ from pydantic import BeforeValidator, Field
 
 from instar.envs import harbor
 from instar.envs.actions import BASH, SUBMIT, SUBMIT_TOOL, Call, Style, answer, read_reply, told
-from instar.envs.options import EnvironmentOptions, read_options, split_list
+from instar.envs.options import EnvironmentOptions, of_split, read_options, split_list
 from instar.envs.sandbox import Sandbox, Spec, limits_from, open_sandbox, pack, pack_all
 from instar.envs.terminal_tasks import shipped
 from instar.errors import ConfigError, EnvironmentFailure
 from instar.types import Message, Tool
 
 Score = tuple[float, dict[str, Any]]
-TEST_EVERY = 4
-"""Every fourth task is for tests, where tasks do not say themselves."""
 SETUP_S = 120.0
 SYSTEM = "You work at a bash shell in the folder {workdir}. Do what the person asks. {how}"
 HOW = {
@@ -93,14 +91,7 @@ class TerminalEnvironment:
         self._scored: Score | None = None
 
     async def tasks(self, split: str) -> list[str]:
-        if split not in ("train", "test"):
-            raise ConfigError(f"there is no split {split!r}; known are train and test")
-        found = []
-        for place, task in enumerate(self._tasks.values(), 1):
-            default = "train" if place % TEST_EVERY else "test"
-            if (task.split or default) == split:
-                found.append(task.id)
-        return found
+        return of_split(((task.id, task.split) for task in self._tasks.values()), split)
 
     async def reset(self, task: str) -> tuple[list[Message], list[Tool]]:
         if task not in self._tasks:

@@ -36,17 +36,22 @@ def yield_to_others() -> None:
             Path("/proc/self/autogroup").write_text("19")
 
 
-def end_with_parent() -> None:
-    """End this process at once when the one that holds its standard input is gone.
+def end_with_parent(*, in_order: bool = False) -> None:
+    """End this process when the one that holds its standard input is gone, however it went.
 
-    A gateway that was killed cannot end its children; without this they would go on beside
-    those of the next one. Ending at once is safe: what is half-way is finished at the next start.
+    A process that was killed cannot end its children; without this they would go on beside
+    those of the next one. A trainer may end at once: what is half-way is finished at the next
+    start. A gateway ends in good order (SIGTERM), for the replies under way.
     """
 
     def wait() -> None:
+        # The parent never writes here; the end of the file is its own end.
         while os.read(0, 1024):
             pass
-        os._exit(1)
+        if in_order:
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            os._exit(1)
 
     threading.Thread(target=wait, name="with-parent", daemon=True).start()
 
