@@ -178,8 +178,7 @@ async def _first_token(
         async for line in answer.aiter_lines():
             if not first and '"content":' in line and '"content":""' not in line:
                 first = time.perf_counter() - start
-                named = json.loads(line.removeprefix("data: "))["system_fingerprint"]
-                version = named.rpartition("/")[2]
+                version = json.loads(line.removeprefix("data: "))["system_fingerprint"]
     return first or time.perf_counter() - start, version
 
 

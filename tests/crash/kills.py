@@ -146,9 +146,7 @@ def _streamed(raw: str) -> dict[str, Any] | None:
     deltas = [event["choices"][0]["delta"] for event in events if event["choices"]]
     content = "".join(delta.get("content") or "" for delta in deltas)
     first = events[0]
-    # A stream names the version as the engine does, with the owner before it.
-    version = first["system_fingerprint"].rpartition("/")[2]
-    return {"id": first["id"], "content": content, "version": version}
+    return {"id": first["id"], "content": content, "version": first["system_fingerprint"]}
 
 
 class Fleet:

@@ -79,6 +79,8 @@ class Step:
     deltas: list[Delta]
     piece: Piece | None = None
     turn: Turn | None = None
+    version: str = ""
+    """As its owner names it; a piece has the engine's name."""
     cached: int = 0
     prompt_tokens: int = 0
 

@@ -215,6 +215,7 @@ class TurnServer:
                         name=draft.id,
                         deltas=deltas,
                         piece=piece,
+                        version=draft.version,
                         cached=draft.cached,
                         prompt_tokens=len(request.prompt_ids),
                     )

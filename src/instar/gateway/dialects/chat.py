@@ -176,7 +176,7 @@ class ChatWriter:
     def begin(self, step: Step) -> bytes:
         """The first bytes of a stream, before those of its first step."""
         self._id = f"chatcmpl-{step.name}"
-        self._version = step.piece.version if step.piece else ""
+        self._version = step.version
         return self._event([self._choice({"role": "assistant", "content": ""})])
 
     def step(self, step: Step) -> bytes:
@@ -235,7 +235,7 @@ class ChatWriter:
 
     def _note(self, step: Step) -> None:
         if step.piece is not None:
-            self._version = step.piece.version
+            self._version = step.version
             self._log.note(step)
 
     def _choice(
