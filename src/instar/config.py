@@ -209,6 +209,10 @@ class TrainingConfig(Section):
     """Let the teacher of a praised reply read what the person asks for most often."""
     teacher_temperature: float = Field(default=1.0, gt=0)
     """Temperature of the hinted teacher's distribution."""
+    divergence: Literal["reverse", "forward", "both"] = "forward"
+    """What draws a reply to its teacher: give up what it would not say, take up what it might."""
+    dissent: float = Field(default=0.0, ge=0, le=1)
+    """Weight of the teacher on tokens where it wants the opposite of the verdict, in `combine`."""
     hint_extraction_model: str | None = None
     """The model that takes hints from next states; by default `evaluation.judge_model`."""
     binary_weight: float = Field(default=1.5, ge=0)
@@ -232,7 +236,7 @@ class TrainingConfig(Section):
     clip_grad_norm: float = Field(default=1.0, gt=0)
     """Longest gradient; a longer one is scaled down to it."""
     holdout_share: float = Field(default=0.15, ge=0, lt=1)
-    """Share of the corrected turns that are never trained on: the gate measures versions there."""
+    """Share of corrected and praised turns never trained on: the gate measures versions there."""
     steps_per_batch: int = Field(default=3, ge=1)
     """Optimiser steps on each batch; importance weights account for the ones before."""
     guidance: float = Field(default=0.0, ge=0)
@@ -246,7 +250,7 @@ class TrainingConfig(Section):
     gate_references: int = Field(default=24, ge=0)
     """Reference answers of the retention set that the gate looks at."""
     gate_tolerance: float = Field(default=0.01, ge=0)
-    """How much worse than the live one, as a share, a version may do on held-out corrections."""
+    """How much worse than the live one, as a share, a version may do on held-out turns."""
     min_retention: float = Field(default=0.95, ge=0, le=1)
     """The least likelihood of the retention set's answers, a token, as a share of the base's."""
     keep_versions: int = Field(default=8, ge=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from instar.publish.gate import (
     Correction,
     GateReport,
+    Measured,
     Reference,
     Tried,
     decide,
@@ -29,21 +31,26 @@ REFERENCES = [
 def corrections(kls: Sequence[float], logprobs: Sequence[float] | None = None) -> list[Correction]:
     logprobs = logprobs or [-1.0] * len(kls)
     return [
-        Correction(turn=f"t{n}", teacher_kl=kl, reply_logprob=logprob)
+        Correction(turn=f"t{n}", teacher_kl=kl, wanted_kl=kl, reply_logprob=logprob)
         for n, (kl, logprob) in enumerate(zip(kls, logprobs, strict=True))
     ]
 
 
 def gate(
-    old: Sequence[Correction] = (), new: Sequence[Correction] = (), **changes: Any
+    old: Sequence[Correction] = (),
+    new: Sequence[Correction] = (),
+    *,
+    praised: tuple[Sequence[Tried], Sequence[Tried]] = ((), ()),
+    tried: tuple[Sequence[Tried], Sequence[Tried]] = ((), ()),
+    **changes: Any,
 ) -> GateReport:
     values: dict[str, Any] = {
         "candidate": "v2",
         "live": "v1",
-        "old": old,
-        "new": new,
+        "old": Measured(corrections=old, praised=praised[0], tried=tried[0]),
+        "new": Measured(corrections=new, praised=praised[1], tried=tried[1]),
         # Far from the teacher, so that only the tests of it feel it.
-        "base": [Correction(turn=one.turn, teacher_kl=9.0, reply_logprob=-1.0) for one in old],
+        "base": [replace(one, teacher_kl=9.0, reply_logprob=-1.0) for one in old],
         "references": REFERENCES,
         "base_answers": [-1.0, -2.0, -3.0],
         "new_answers": [-1.0, -2.0, -3.0],
@@ -56,7 +63,7 @@ def gate(
 def test_a_better_candidate_is_accepted_and_the_report_says_so() -> None:
     report = gate(corrections([0.5, 0.7, 0.6]), corrections([0.4, 0.5, 0.5], [-1.2] * 3))
     assert report.accepted
-    assert report.teacher_kl is not None and report.teacher_kl.live == pytest.approx(0.6)
+    assert report.wanted_kl is not None and report.wanted_kl.live == pytest.approx(0.6)
     assert "went from 0.6000 to 0.4667" in report.text()
     assert "retention is 1.000" in report.text()
 
@@ -84,6 +91,40 @@ def test_a_little_past_the_teacher_is_fine_while_the_bad_reply_gets_rarer() -> N
     assert not gate(old, corrections([0.55] * 6, [-0.9] * 6)).accepted
 
 
+def praise(*logprobs: float) -> list[Tried]:
+    return [Tried(turn=f"p{n}", advantage=1.0, reply_logprob=x) for n, x in enumerate(logprobs)]
+
+
+def test_praised_replies_may_not_get_rarer_for_nothing() -> None:
+    """As after lies about good replies, which corrections alone do not show."""
+    same = corrections([0.5] * 6)
+    before, after = praise(*[-1.0] * 6), praise(*[-1.1] * 6)
+    report = gate(same, same, praised=(before, after))
+    assert not report.accepted
+    assert "minus the log-prob of 6 praised replies went from 1.0000 to 1.1000" in report.text()
+    assert gate(same, same, praised=(after, before)).accepted
+    # What is gained on corrections may cost a little there, and the other way round.
+    assert gate(same, corrections([0.5] * 6, [-1.2] * 6), praised=(before, after)).accepted
+    assert gate(same, corrections([0.5] * 6, [-0.9] * 6), praised=(after, before)).accepted
+    assert not gate(same, corrections([0.5] * 6, [-0.9] * 6), praised=(before, after)).accepted
+
+
+def test_three_praised_replies_are_too_few_to_tell() -> None:
+    few = gate(praised=(praise(-1.0, -1.0, -1.0), praise(-2.0, -2.0, -2.0)))
+    assert few.accepted and few.praised is None
+    assert not gate(praised=(praise(*[-1.0] * 4), praise(*[-2.0] * 4))).accepted
+    unequal = gate(praised=(praise(*[-1.0] * 4), praise(*[-1.0] * 5)))
+    assert "same held-out turns" in unequal.text()
+
+
+def test_a_policy_past_its_teacher_is_measured_by_what_is_left_to_learn() -> None:
+    """Where the verdict overruled the teacher, its distance is no loss."""
+    old = corrections([0.5] * 6)
+    past = [replace(one, teacher_kl=0.7, wanted_kl=0.4) for one in old]
+    assert gate(old, past).accepted
+    assert not gate(past, old).accepted
+
+
 def test_one_that_is_further_from_the_teacher_than_the_base_has_left_the_topic() -> None:
     old, base = corrections([0.5] * 6), corrections([0.6] * 6)
     assert gate(old, corrections([0.84] * 6, [-1.2] * 6), base=base).accepted
@@ -94,8 +135,8 @@ def test_one_that_is_further_from_the_teacher_than_the_base_has_left_the_topic()
 
 def test_chance_and_small_changes_do_not_reject() -> None:
     noisy = gate(corrections([0.5] * 8), corrections([0.9, 0.2, 0.9, 0.2, 0.9, 0.2, 0.9, 0.2]))
-    assert noisy.teacher_kl is not None
-    assert noisy.teacher_kl.candidate > noisy.teacher_kl.live * 1.02
+    assert noisy.wanted_kl is not None
+    assert noisy.wanted_kl.candidate > noisy.wanted_kl.live * 1.02
     assert noisy.accepted
     assert gate(corrections([0.5] * 8), corrections([0.505] * 8)).accepted
     assert not gate(corrections([0.5] * 8), corrections([0.52] * 8)).accepted
@@ -109,7 +150,7 @@ def test_a_single_turn_is_judged_by_the_tolerance_alone() -> None:
 def test_without_corrections_only_retention_counts() -> None:
     report = gate()
     assert report.accepted and "no held-out corrections yet" in report.text()
-    assert report.teacher_kl is None
+    assert report.wanted_kl is None
 
 
 def test_retention_below_the_floor_rejects() -> None:
@@ -200,4 +241,4 @@ def test_what_failed_on_held_out_tasks_may_not_become_likelier() -> None:
 def test_attempts_that_do_not_match_decide_nothing() -> None:
     report = gate(tried=(attempts(-1, -1, -1, -1), attempts(-1, -1, -1, -1)[:3]))
     assert not report.accepted
-    assert "same held-out attempts" in report.text()
+    assert "same held-out turns" in report.text()

@@ -204,13 +204,16 @@ async def test_trainable_and_held_out_turns(store: TurnStore, book: VersionBook)
     out = {name for name in names if share_of(name) < 0.15}
     assert 0 < len(out) < 15
     await record(store, *names, verdict=Verdict(score=-1), hint=hint)
-    await record(store, "plain", verdict=good)
+    await record(store, "plain", verdict=Verdict(score=0))
+    kept = next(f"p{n}" for n in range(99) if share_of(f"p{n}") < 0.15)
+    await record(store, kept, verdict=good)
     await record(store, "side", verdict=good, hint=hint, kind="side")
     await record(store, "private", verdict=good, hint=hint, no_train=True)
     await record(store, "unjudged")
     await record(store, "other", owner="ben", session="s9", verdict=good)
     assert {one.id for one in await book.held_out("anna", share=0.15)} == out
     assert len(await book.held_out("anna", share=1.0, limit=5)) == 5
+    assert [one.id for one in await book.held_out("anna", share=0.15, praised=True)] == [kept]
     found = [one.id for one in await book.trainable("anna", share=0.15, limit=99)]
     assert found == [*(name for name in names if name not in out), "plain"]
     await grow(book, "base", *found[:10])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import kl_div
 
 from instar.train import losses
 
@@ -55,6 +56,14 @@ def test_chunked_logprobs_equal_plain_ones(weight_VD: Tensor, chunk: int) -> Non
         torch.testing.assert_close(one, other)
 
 
+def divergence(
+    head: losses.Head, hidden_MD: Tensor, *, teacher: losses.Teacher, **options: Any
+) -> Tensor:
+    targets_M = torch.zeros(len(hidden_MD), dtype=torch.long)
+    found = losses.taught(head, hidden_MD, teacher=teacher, targets_M=targets_M, **options)
+    return found.divergence_M
+
+
 def kl(weight_VD: Tensor, hidden_MD: Tensor, **options: Any) -> Tensor:
     teacher = losses.Teacher(
         head=lambda h: h @ weight_VD.detach().T,
@@ -63,7 +72,7 @@ def kl(weight_VD: Tensor, hidden_MD: Tensor, **options: Any) -> Tensor:
         guidance=options.pop("guidance", 0.0),
         temperature=options.pop("teacher_temperature", 1.0),
     )
-    return losses.reverse_kl(
+    return divergence(
         lambda h: h @ weight_VD.T,
         hidden_MD,
         teacher=teacher,
@@ -74,48 +83,80 @@ def kl(weight_VD: Tensor, hidden_MD: Tensor, **options: Any) -> Tensor:
 
 @pytest.mark.parametrize("guidance", [0.0, 0.8])
 @pytest.mark.parametrize("teacher_temperature", [1.0, 0.5])
-def test_chunked_reverse_kl_equals_the_plain_one(
-    weight_VD: Tensor, guidance: float, teacher_temperature: float
+@pytest.mark.parametrize("kind", sorted(losses.DIVERGENCES))
+def test_a_chunked_divergence_equals_the_plain_one(
+    weight_VD: Tensor, guidance: float, teacher_temperature: float, kind: str
 ) -> None:
     hidden_MD = hidden().requires_grad_()
-    found_M = kl(weight_VD, hidden_MD, guidance=guidance, teacher_temperature=teacher_temperature)
+    found_M = kl(
+        weight_VD,
+        hidden_MD,
+        guidance=guidance,
+        teacher_temperature=teacher_temperature,
+        kind=kind,
+    )
     scale_M1, fixed_VD = TEMPERATURES_M[:, None], weight_VD.detach()
     ours_MV = (hidden_MD @ weight_VD.T / scale_M1).log_softmax(1)
     hinted_MV, plain_MV = hidden(2) @ fixed_VD.T, hidden(3) @ fixed_VD.T
     theirs_MV = hinted_MV + guidance * (hinted_MV - plain_MV)
     theirs_MV = (theirs_MV / scale_M1 / teacher_temperature).log_softmax(1)
-    plain_M = torch.nn.functional.kl_div(theirs_MV, ours_MV, log_target=True, reduction="none")
-    torch.testing.assert_close(found_M, plain_M.sum(1))
+    reverse_M = kl_div(theirs_MV, ours_MV, log_target=True, reduction="none").sum(1)
+    forward_M = kl_div(ours_MV, theirs_MV, log_target=True, reduction="none").sum(1)
+    plain = {"reverse": reverse_M, "forward": forward_M, "both": (reverse_M + forward_M) / 2}
+    torch.testing.assert_close(found_M, plain[kind])
     for one, other in zip(
         grads(found_M.sum(), hidden_MD, weight_VD),
-        grads(plain_M.sum(), hidden_MD, weight_VD),
+        grads(plain[kind].sum(), hidden_MD, weight_VD),
         strict=True,
     ):
         torch.testing.assert_close(one, other)
 
 
-def test_reverse_kl_by_hand() -> None:
-    ours, theirs = [0.5, 0.25, 0.25], [0.25, 0.25, 0.5]
+def divergence_by_hand(ours: list[float], theirs: list[float], **options: Any) -> float:
     teacher = losses.Teacher(head=lambda h: h, hinted_MD=torch.tensor([theirs]).log())
-    found_M = losses.reverse_kl(
+    found_M = divergence(
         lambda h: h,
         torch.tensor([ours]).log(),
         teacher=teacher,
         temperatures_M=torch.ones(1),
         chunk=8,
+        **options,
     )
-    # 0.5 ln 2 + 0 - 0.25 ln 2
-    assert float(found_M) == pytest.approx(0.25 * math.log(2))
-    # The top one and the rest: 0.5 ln 2 + 0.5 ln (0.5 / 0.75)
-    top_M = losses.reverse_kl(
-        lambda h: h,
-        torch.tensor([ours]).log(),
-        teacher=teacher,
-        temperatures_M=torch.ones(1),
-        chunk=8,
-        top_k=1,
-    )
-    assert float(top_M) == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(0.5 / 0.75), abs=1e-5)
+    return float(found_M)
+
+
+def test_divergences_by_hand() -> None:
+    ours, theirs = [0.5, 0.25, 0.25], [0.25, 0.375, 0.375]
+    # 0.5 ln 2 + 0.5 ln (0.25 / 0.375)
+    reverse = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
+    # 0.25 ln (1 / 2) + 0.75 ln (0.375 / 0.25)
+    forward = -0.25 * math.log(2) + 0.75 * math.log(1.5)
+    assert divergence_by_hand(ours, theirs) == pytest.approx(reverse)
+    assert divergence_by_hand(ours, theirs, kind="forward") == pytest.approx(forward)
+    assert divergence_by_hand(ours, theirs, kind="both") == pytest.approx((reverse + forward) / 2)
+    # The top one and the rest: 0.5 ln 2 + 0.5 ln (0.5 / 0.75), which is the same here.
+    assert divergence_by_hand(ours, theirs, top_k=1) == pytest.approx(reverse, abs=1e-5)
+
+
+def test_only_forward_hurries_to_what_the_student_would_never_say() -> None:
+    """The gradient on a new token's logit: as large as the teacher wants it, or as the student."""
+    logits_MV = torch.tensor([[10.0, 0.0]])
+    teacher = losses.Teacher(head=lambda h: h, hinted_MD=torch.tensor([[0.0, 10.0]]))
+    pull = {}
+    for kind in ("reverse", "forward"):
+        hidden_MD = logits_MV.clone().requires_grad_()
+        found_M = divergence(
+            lambda h: h,
+            hidden_MD,
+            teacher=teacher,
+            temperatures_M=torch.ones(1),
+            chunk=8,
+            kind=kind,
+        )
+        pull[kind] = -float(grads(found_M.sum(), hidden_MD)[0][0, 1])
+    # Forward: p_teacher - p_student, 1 here. Reverse: p_student x (20 nats - the mean of them).
+    assert pull["forward"] == pytest.approx(1.0, abs=1e-3)
+    assert 0 < pull["reverse"] < 1e-2
 
 
 def test_top_k_never_exceeds_the_whole_and_nears_it(weight_VD: Tensor) -> None:
@@ -129,7 +170,7 @@ def test_top_k_never_exceeds_the_whole_and_nears_it(weight_VD: Tensor) -> None:
 def test_a_certain_student_has_a_finite_top_k_gradient() -> None:
     hidden_MD = torch.tensor([[80.0, 0.0, 0.0]]).requires_grad_()
     teacher = losses.Teacher(head=lambda h: h, hinted_MD=torch.tensor([[0.0, 80.0, 0.0]]))
-    found_M = losses.reverse_kl(
+    found_M = divergence(
         lambda h: h,
         hidden_MD,
         teacher=teacher,
@@ -143,7 +184,7 @@ def test_a_certain_student_has_a_finite_top_k_gradient() -> None:
 def test_student_and_teacher_are_compared_at_the_same_temperature(weight_VD: Tensor) -> None:
     """Elsewhere only the student's log-probs are scaled, so that equals seem to differ."""
     teacher = losses.Teacher(head=lambda h: h @ weight_VD.detach().T, hinted_MD=hidden())
-    found_M = losses.reverse_kl(
+    found_M = divergence(
         lambda h: h @ weight_VD.T,
         hidden(),
         teacher=teacher,
@@ -151,6 +192,58 @@ def test_student_and_teacher_are_compared_at_the_same_temperature(weight_VD: Ten
         chunk=3,
     )
     torch.testing.assert_close(found_M, torch.zeros(M), rtol=0, atol=1e-6)
+
+
+def test_a_teacher_that_wants_the_opposite_of_a_verdict_weighs_less() -> None:
+    found = losses.Taught(
+        logprobs_M=torch.tensor([-1.0] * 5),
+        theirs_M=torch.tensor([-2.0, -0.5, -2.0, -0.5, -2.0]),
+        divergence_M=torch.zeros(5),
+    )
+    advantages_M = torch.tensor([1.0, 1.0, -1.0, -1.0, 0.0])
+    # Praised and pulled down, praised and up, corrected and down, corrected and up, unjudged.
+    weights_M = losses.agreement(advantages_M, found, dissent=0.25)
+    assert weights_M.tolist() == [0.25, 1.0, 1.0, 0.25, 1.0]
+
+
+@pytest.mark.parametrize("guidance", [0.0, 0.8])
+def test_student_and_teacher_are_read_in_one_pass(weight_VD: Tensor, guidance: float) -> None:
+    hidden_MD = hidden().requires_grad_()
+    teacher = losses.Teacher(
+        head=lambda h: h @ weight_VD.detach().T,
+        hinted_MD=hidden(2),
+        plain_MD=hidden(3),
+        guidance=guidance,
+        temperature=0.5,
+    )
+    targets_M = torch.arange(M)
+    found = losses.taught(
+        lambda h: h @ weight_VD.T,
+        hidden_MD,
+        teacher=teacher,
+        targets_M=targets_M,
+        temperatures_M=TEMPERATURES_M,
+        chunk=3,
+    )
+    alone_M = losses.logprobs(
+        lambda h: h @ weight_VD.T,
+        hidden_MD,
+        targets_M=targets_M,
+        temperatures_M=TEMPERATURES_M,
+        chunk=3,
+    )
+    torch.testing.assert_close(found.logprobs_M, alone_M)
+    for one, other in zip(
+        grads(found.logprobs_M.sum(), hidden_MD, weight_VD),
+        grads(alone_M.sum(), hidden_MD, weight_VD),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+    hinted_MV, plain_MV = (hidden(seed) @ weight_VD.detach().T for seed in (2, 3))
+    logits_MV = hinted_MV + guidance * (hinted_MV - plain_MV)
+    theirs_M = (logits_MV / TEMPERATURES_M[:, None] / 0.5).log_softmax(1)[targets_M, targets_M]
+    torch.testing.assert_close(found.theirs_M, theirs_M)
+    assert not found.theirs_M.requires_grad
 
 
 def test_a_clipped_divergence_weighs_less_and_keeps_its_direction() -> None:

@@ -44,7 +44,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make(folder: Path, *, step: StepSettings | None = None, **training: Any) -> TorchTrainer:
-    options = {"lora_rank": 4, "lora_alpha": 8, "lora_target_modules": ALL_LINEAR} | training
+    """With a loss that is the plain sum of its terms, unless `training` says otherwise."""
+    options = {"lora_rank": 4, "lora_alpha": 8, "lora_target_modules": ALL_LINEAR}
+    options |= {"divergence": "reverse", "dissent": 1.0} | training
     trainer = TorchTrainer(folder, TrainingConfig(**options), settings=step, device="cpu")
     stir(trainer)
     return trainer
@@ -197,6 +199,38 @@ def test_distillation_is_exact_reverse_kl_to_the_base(folder: Path, guidance: fl
         for n, (one, _) in enumerate(comb())
     ]
     assert_same(gradients(trainer, batch_of(turns)), naive(trainer, turns, guidance=guidance))
+
+
+def test_several_steps_on_a_batch_are_single_steps_with_one_teacher(folder: Path) -> None:
+    """The teacher does not change, so that reading it once is the same as reading it each time."""
+    turns = [
+        earned(one.turn, 0.3 * n, distill=float(n > 0), hinted=[50, *one.turn.prompt_ids])
+        for n, (one, _) in enumerate(comb())
+    ]
+    batch = batch_of(turns)
+    once, each = make(folder, dissent=0.5), make(folder, dissent=0.5)
+    metrics = [each.step(batch) for _ in range(3)]
+    assert once.steps_on(batch, 3) == pytest.approx(metrics[-1], nan_ok=True)
+    assert metrics[0]["loss"] > metrics[-1]["loss"]
+    assert_same(dict(once.model.trainable()), dict(each.model.trainable()))
+
+
+def test_a_praised_token_is_not_pulled_down_by_its_teacher(folder: Path) -> None:
+    """A verdict overrules the teacher; where both want the same, both count."""
+    prompt, hinted = [1, 2, 3], [9, 1, 2, 3]
+    plain = make(folder)
+    for token in range(4, 10):
+        one = turn("a", prompt, [token])
+        ours = plain.logprobs(prompt, [token])[0]
+        theirs = plain.logprobs(hinted, [token], weights="base")[0]
+        for advantage in (1.0, -1.0):
+            batch = batch_of([earned(one, advantage, distill=1.0, hinted=hinted)])
+            alone = batch_of([earned(one, advantage)])
+            opposed = advantage * (theirs - ours) < 0
+            assert_same(
+                gradients(make(folder, dissent=0.0), batch),
+                gradients(plain, alone if opposed else batch),
+            )
 
 
 def test_gradient_checkpointing_changes_nothing(folder: Path, trainer: TorchTrainer) -> None:
@@ -408,7 +442,7 @@ def test_the_gate_measures_with_the_teacher_that_trains(tmp_path: Path, guidance
     folder = tiny_llama(tmp_path / "model")
     trainer = TorchTrainer(folder, TrainingConfig(), settings=StepSettings(guidance=guidance))
     prompt, hinted, sampled = [1, 2, 3], [9, 1, 2, 3], [4, 5]
-    found = trainer.divergence(prompt, hinted_ids=hinted, sampled_ids=sampled)
+    found = trainer.against_teacher(prompt, hinted_ids=hinted, sampled_ids=sampled)
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         plain_MV, hinted_MV = (
@@ -417,5 +451,25 @@ def test_the_gate_measures_with_the_teacher_that_trains(tmp_path: Path, guidance
         )
     ours = plain_MV.log_softmax(1)
     theirs = (hinted_MV + guidance * (hinted_MV - plain_MV)).log_softmax(1)
-    assert found == pytest.approx(float((ours.exp() * (ours - theirs)).sum(1).mean()), rel=1e-4)
-    assert found > 0
+    kl_M = (ours.exp() * (ours - theirs)).sum(1)
+    assert found.kl == pytest.approx(float(kl_M.mean()), rel=1e-4)
+    assert found.wanted == pytest.approx(found.kl) and found.kl > 0
+    spoken_M = ours.gather(1, torch.tensor(sampled)[:, None])[:, 0]
+    assert found.logprob == pytest.approx(float(spoken_M.mean()), rel=1e-4)
+
+
+def test_what_a_verdict_overrules_is_no_distance(tmp_path: Path) -> None:
+    """Of a token that was corrected, only the teacher's wish to say it less counts."""
+    folder = tiny_llama(tmp_path / "model")
+    trainer = TorchTrainer(folder, TrainingConfig(dissent=0.0))
+    prompt, hinted = [1, 2, 3], [9, 1, 2, 3]
+    for token in range(4, 12):
+        ours, theirs = (
+            trainer.logprobs(ids, (token,), weights="base")[0] for ids in (prompt, hinted)
+        )
+        for verdict in (-1.0, 1.0):
+            found = trainer.against_teacher(
+                prompt, hinted_ids=hinted, sampled_ids=(token,), verdict=verdict
+            )
+            agreed = verdict * (theirs - ours) > 0
+            assert found.wanted == pytest.approx(found.kl if agreed else 0.0)

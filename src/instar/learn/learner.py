@@ -26,7 +26,7 @@ from instar.learn.batches import Prepared, hinted_prompt, prepare, standing_hint
 from instar.learn.groups import HELD_OUT, is_held_out, judged_groups, tried, with_outcome
 from instar.learn.memory import CPU_PASS_TOKENS, give_back
 from instar.learn.states import TrainerStates
-from instar.publish.gate import Correction, GateReport, Reference, Tried, decide
+from instar.publish.gate import Correction, GateReport, Measured, Reference, decide
 from instar.publish.versions import VersionFiles, safe
 from instar.record.attempts import AttemptBook
 from instar.record.versions import VersionBook
@@ -54,7 +54,9 @@ class _Held:
     """What the gate looks at, none of which is ever trained on."""
 
     turns: list[Turn]
+    """Corrected ones."""
     known: dict[str, Turn]
+    praised: list[Turn]
     tried: list[Judged]
 
 
@@ -304,9 +306,7 @@ class Learner:
         await self._book.promote(version.owner, version.name, instead_of=live)
 
     def _steps(self, prepared: Prepared) -> dict[str, float]:
-        metrics: dict[str, float] = {}
-        for _ in range(self._training.steps_per_batch):
-            metrics = self._trainer.step(prepared.batch)
+        metrics = self._trainer.steps_on(prepared.batch, self._training.steps_per_batch)
         return metrics | {name: float(n) for name, n in prepared.batch.counts.items()}
 
     async def _judged(
@@ -349,14 +349,15 @@ class Learner:
         return ages | {BASE_VERSION: len(line)}
 
     async def _held_out(self, owner: str) -> _Held:
-        turns = await self._book.held_out(
-            owner, share=self._training.holdout_share, limit=self._training.gate_turns
-        )
+        share, limit = self._training.holdout_share, self._training.gate_turns
+        turns = await self._book.held_out(owner, share=share, limit=limit)
+        praised = await self._book.held_out(owner, share=share, limit=limit, praised=True)
         tried: list[Judged] = []
         if self._attempts is not None:
             newest = await self._attempts.latest(owner, HELD_OUT, limit=_GATE_GROUPS)
             tried = await judged_groups(owner, newest, turns_of=self._turns, ages={})
-        return _Held(turns=turns, known=await self._known(owner, turns), tried=tried)
+        known = await self._known(owner, turns)
+        return _Held(turns=turns, known=known, praised=praised, tried=tried)
 
     async def _known(self, owner: str, turns: Sequence[Turn]) -> dict[str, Turn]:
         """All turns of the sessions of these, by id: hinted prompts reuse their sampled ids."""
@@ -377,20 +378,21 @@ class Learner:
             self._trainer.load_adapter(self._files.folder(owner, name))
         self._holds = (owner, name)
 
-    def _measure(
-        self, owner: str, name: str | None, held: _Held
-    ) -> tuple[list[Correction], list[Tried]]:
+    def _measure(self, owner: str, name: str | None, held: _Held) -> Measured:
         """Of a version, or of the weights as they are now."""
         if name is not None:
             self._hold(owner, name)
-        found = measure.corrections(
-            self._trainer,
-            held.turns,
-            renderer=self._renderer,
-            known=held.known,
-            training=self._training,
+        return Measured(
+            corrections=measure.corrections(
+                self._trainer,
+                held.turns,
+                renderer=self._renderer,
+                known=held.known,
+                training=self._training,
+            ),
+            praised=measure.praised(self._trainer, held.praised),
+            tried=tried(self._trainer, held.tried, limit=self._training.gate_turns),
         )
-        return found, tried(self._trainer, held.tried, limit=self._training.gate_turns)
 
     def _base_corrections(self, held: Sequence[Turn], known: dict[str, Turn]) -> list[Correction]:
         """Of the base: a turn is measured once."""
@@ -422,18 +424,17 @@ class Learner:
         self,
         name: str,
         live: str,
-        old: tuple[Sequence[Correction], Sequence[Tried]],
-        new: tuple[Sequence[Correction], Sequence[Tried]],
+        old: Measured,
+        new: Measured,
         base: Sequence[Correction],
         kept: Sequence[float],
     ) -> GateReport:
         return decide(
             candidate=name,
             live=live,
-            old=old[0],
-            new=new[0],
+            old=old,
+            new=new,
             base=base,
-            tried=(old[1], new[1]),
             references=self._references,
             base_answers=self._base_answers or (),
             new_answers=kept,

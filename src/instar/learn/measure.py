@@ -9,7 +9,7 @@ from typing import Literal
 from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
 from instar.learn.batches import hinted_prompt
-from instar.publish.gate import Correction, Reference
+from instar.publish.gate import Correction, Reference, Tried
 from instar.train.step import TorchTrainer
 from instar.types import Turn
 
@@ -29,12 +29,35 @@ def corrections(
         hinted = hinted_prompt(turn, renderer, known, training=training)
         if hinted is None or not turn.sampled_ids:
             continue
-        kl = trainer.divergence(
-            turn.prompt_ids, hinted_ids=hinted, sampled_ids=turn.sampled_ids, weights=weights
+        seen = trainer.against_teacher(
+            turn.prompt_ids,
+            hinted_ids=hinted,
+            sampled_ids=turn.sampled_ids,
+            verdict=-1.0,
+            weights=weights,
         )
-        logprobs = trainer.logprobs(turn.prompt_ids, turn.sampled_ids, weights=weights)
-        found.append(Correction(turn=turn.id, teacher_kl=kl, reply_logprob=fmean(logprobs)))
+        found.append(
+            Correction(
+                turn=turn.id,
+                teacher_kl=seen.kl,
+                wanted_kl=seen.wanted,
+                reply_logprob=seen.logprob,
+            )
+        )
     return found
+
+
+def praised(trainer: TorchTrainer, turns: Sequence[Turn]) -> list[Tried]:
+    """How likely replies still are that a person was pleased with."""
+    return [
+        Tried(
+            turn=turn.id,
+            advantage=1.0,
+            reply_logprob=fmean(trainer.logprobs(turn.prompt_ids, turn.sampled_ids)),
+        )
+        for turn in turns
+        if turn.sampled_ids
+    ]
 
 
 def answers(

@@ -6,16 +6,19 @@ reference answers of the retention set. Goes out: a report that accepts or rejec
 
 The rules, all of which must hold:
 
-- **Held-out corrections.** Each turn has two numbers: the mean KL divergence a token from the
-  policy to the hinted teacher (lower: it does by itself what the person had to ask for), and
-  the mean log-prob a token of the reply that was corrected away (lower: it does that less).
-  The candidate is rejected if one gets worse and the other does not get better: a verdict can
-  move a policy a little past its teacher, which is no loss as long as what was corrected away
-  goes on getting rarer. Worse means two things at once: the mean over the turns is worse than
+- **Held-out verdicts.** Three numbers, each a mean over turns. Of corrected ones, the KL
+  divergence a token from the policy to the hinted teacher (lower: it does by itself what the
+  person had to ask for; tokens on which a verdict wants the opposite of the teacher are left
+  out, as in training), and the log-prob a token of the reply that was corrected away (lower: it
+  does that less). Of praised ones, minus the log-prob a token of the reply (lower: it does that
+  more). The candidate is rejected if one of them gets worse and no other gets better: what
+  costs a little here and gains there is learning, what only costs is not, and verdicts that
+  were turned round only cost. Worse means two things at once: the mean over the turns is worse than
   the live version's by more than the tolerance, and it is not by chance, that is, 95 of 100
   paired resamplings of the turns say worse too (bootstrap; the same turns are compared, so that
   easy and hard ones cancel). One turn cannot be resampled; there the tolerance alone decides.
-  Without held-out corrections there is nothing to compare, which the report says.
+  Fewer than four praised turns are too few to say anything. Without held-out corrections there
+  is nothing to compare, which the report says.
 - **Never far from the teacher.** A candidate that is much further from the teacher than the
   base was before it learned anything has left the topic, whatever else got better: rejected.
 - **Held-out attempts.** Tasks of environments of which attempts are kept from training. Their
@@ -35,7 +38,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from statistics import fmean
@@ -47,6 +50,8 @@ RESAMPLES = 2000
 CONFIDENCE = 0.95
 ASTRAY = 0.25
 """Nats a token by which a version may be further from its teacher than the base."""
+_FEW_PRAISED = 4
+"""Fewer praised replies say nothing: that one of them got rarer is chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +71,8 @@ class Correction:
     turn: str
     teacher_kl: float
     """Mean a token, policy against hinted teacher, on the recorded reply."""
+    wanted_kl: float
+    """The same without tokens on which the verdict wants the teacher's opposite."""
     reply_logprob: float
     """Mean a token of the reply that was corrected away."""
 
@@ -83,6 +90,16 @@ class Tried:
     @property
     def loss(self) -> float:
         return -self.advantage * self.reply_logprob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """How one version does on all that is held out."""
+
+    corrections: Sequence[Correction] = ()
+    praised: Sequence[Tried] = ()
+    """Praised replies: an advantage of 1 each."""
+    tried: Sequence[Tried] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +128,10 @@ class GateReport:
     turns: int
     """Held-out corrections that were compared."""
     references: int
-    teacher_kl: Comparison | None = None
+    wanted_kl: Comparison | None = None
     reply_logprob: Comparison | None = None
+    praised: Comparison | None = None
+    """Over praised turns; None where they are too few."""
     attempts: Comparison | None = None
     """Over turns of held-out attempts at tasks."""
     retention: float | None = None
@@ -126,8 +145,9 @@ class GateReport:
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> GateReport:
-        values = dict(found)
-        for name in ("teacher_kl", "reply_logprob", "attempts"):
+        known = {one.name for one in dataclasses.fields(cls)}
+        values = {name: value for name, value in found.items() if name in known}
+        for name in ("wanted_kl", "reply_logprob", "praised", "attempts"):
             if values.get(name) is not None:
                 values[name] = Comparison(**values[name])
         return cls(**{**values, "reasons": tuple(values["reasons"])})
@@ -147,34 +167,44 @@ def decide(
     *,
     candidate: str,
     live: str,
-    old: Sequence[Correction],
-    new: Sequence[Correction],
+    old: Measured,
+    new: Measured,
     base: Sequence[Correction],
     references: Sequence[Reference],
     base_answers: Sequence[float],
     new_answers: Sequence[float],
     tolerance: float,
     min_retention: float,
-    tried: tuple[Sequence[Tried], Sequence[Tried]] = ((), ()),
 ) -> GateReport:
-    """The rules above, as a pure function. `tried` is of the live version and the candidate."""
-    wrong = _unusable((old, new, base), references, base_answers, new_answers, tried)
+    """The rules above, as a pure function."""
+    turns = len(old.corrections)
+    wrong = _unusable(old, new, base, references, base_answers, new_answers)
     if wrong:
         return GateReport(
             accepted=False,
             reasons=(wrong,),
             live=live,
             candidate=candidate,
-            turns=len(old),
+            turns=turns,
             references=len(references),
         )
-    # Both are in nats a token, of which a share of a likelihood is log(1 + share).
-    kl, logprob = _compare(old, new, margin=math.log1p(tolerance))
-    astray, _ = _compare(base, new, margin=ASTRAY)
-    against, fine = _on_corrections(kl, logprob, astray, len(old))
-    attempts = _compare_tried(*tried, tolerance=tolerance)
+    # All are in nats a token, of which a share of a likelihood is log(1 + share).
+    margin = math.log1p(tolerance)
+    found = {
+        f"KL to the hinted teacher on {turns} held-out corrections": _compare(
+            old.corrections, new.corrections, "wanted_kl", margin
+        ),
+        f"log-prob of the bad reply on {turns} held-out corrections": _compare(
+            old.corrections, new.corrections, "reply_logprob", margin
+        ),
+        f"minus the log-prob of {len(old.praised)} praised replies": _compare_tried(
+            old.praised, new.praised, margin=margin, few=_FEW_PRAISED
+        ),
+    }
+    against, fine = _on_verdicts(found, _compare(base, new.corrections, "teacher_kl", ASTRAY))
+    attempts = _compare_tried(old.tried, new.tried, margin=margin)
     if attempts is not None:
-        words = _in_words("loss", attempts, len(tried[0]), "turns of held-out attempts")
+        words = _in_words(f"loss on {len(old.tried)} turns of held-out attempts", attempts)
         (against if attempts.worse else fine).append(words)
     kept, by_kind = _retention(references, base_answers, new_answers)
     if kept is None:
@@ -183,36 +213,37 @@ def decide(
         against.append(f"retention is {kept:.3f}, below the {min_retention:g} that is asked for")
     else:
         fine.append(f"retention is {kept:.3f} ({min_retention:g} is asked for)")
+    wanted, logprob, praised = found.values()
     return GateReport(
         accepted=not against,
         reasons=tuple(against or fine),
         live=live,
         candidate=candidate,
-        turns=len(old),
+        turns=turns,
         references=len(references),
-        teacher_kl=kl,
+        wanted_kl=wanted,
         reply_logprob=logprob,
+        praised=praised,
         attempts=attempts,
         retention=kept,
         retention_by_kind=by_kind,
     )
 
 
-def _on_corrections(
-    kl: Comparison | None, logprob: Comparison | None, astray: Comparison | None, turns: int
+def _on_verdicts(
+    found: Mapping[str, Comparison | None], astray: Comparison | None
 ) -> tuple[list[str], list[str]]:
-    """What held-out corrections say against a candidate and what for it."""
-    if kl is None or logprob is None or astray is None:
-        return [], ["there are no held-out corrections yet, so none could get worse"]
+    """What held-out verdicts say against a candidate and what for it."""
     against: list[str] = []
     fine: list[str] = []
-    for name, found, other in (
-        ("KL to the hinted teacher", kl, logprob),
-        ("log-prob of the bad reply", logprob, kl),
-    ):
-        words = _in_words(name, found, turns)
-        (against if found.worse and not other.better else fine).append(words)
-    if astray.worse:
+    for name, one in found.items():
+        if one is None:
+            continue
+        gained = any(other.better for other in found.values() if other is not None)
+        (against if one.worse and not gained else fine).append(_in_words(name, one))
+    if astray is None:
+        fine.append("there are no held-out corrections yet, so none could get worse")
+    elif astray.worse:
         against.append(
             f"KL to the hinted teacher is {astray.candidate:.4f}, much further than "
             f"the {astray.live:.4f} of the base before it learned anything"
@@ -227,23 +258,29 @@ def retention_set() -> list[Reference]:
 
 
 def _unusable(
-    measured: Sequence[Sequence[Correction]],
+    old: Measured,
+    new: Measured,
+    base: Sequence[Correction],
     references: Sequence[Reference],
     base_answers: Sequence[float],
     new_answers: Sequence[float],
-    tried: tuple[Sequence[Tried], Sequence[Tried]],
 ) -> str | None:
     """Why these measurements decide nothing."""
+    measured = (old.corrections, new.corrections, base)
     if len({tuple(sorted(one.turn for one in found)) for found in measured}) > 1:
         return "the versions were not measured on the same held-out turns"
     if not len(references) == len(base_answers) == len(new_answers):
         return "not every reference answer was measured under both versions"
-    if [one.turn for one in tried[0]] != [one.turn for one in tried[1]]:
-        return "the two versions were not measured on the same held-out attempts"
+    for before, after in ((old.praised, new.praised), (old.tried, new.tried)):
+        if [one.turn for one in before] != [one.turn for one in after]:
+            return "the two versions were not measured on the same held-out turns"
     numbers = [
-        n for found in measured for one in found for n in (one.teacher_kl, one.reply_logprob)
+        n
+        for found in measured
+        for one in found
+        for n in (one.teacher_kl, one.wanted_kl, one.reply_logprob)
     ]
-    numbers += [one.loss for some in tried for one in some]
+    numbers += [one.loss for side in (old, new) for one in (*side.praised, *side.tried)]
     bad = [n for n in (*numbers, *base_answers, *new_answers) if not math.isfinite(n)]
     if bad:
         return f"{len(bad)} measurements are not finite numbers (the first is {bad[0]})"
@@ -251,27 +288,23 @@ def _unusable(
 
 
 def _compare(
-    old: Sequence[Correction], new: Sequence[Correction], *, margin: float
-) -> tuple[Comparison | None, Comparison | None]:
+    old: Sequence[Correction], new: Sequence[Correction], measure: str, margin: float
+) -> Comparison | None:
     if not old:
-        return None, None
-    by_turn = {one.turn: one for one in new}
-    pairs = [(one, by_turn[one.turn]) for one in old]
-    kl = [(before.teacher_kl, after.teacher_kl) for before, after in pairs]
-    logprob = [(before.reply_logprob, after.reply_logprob) for before, after in pairs]
-    return (
-        _paired(*zip(*kl, strict=True), margin=margin),
-        _paired(*zip(*logprob, strict=True), margin=margin),
+        return None
+    after = {one.turn: getattr(one, measure) for one in new}
+    return _paired(
+        [getattr(one, measure) for one in old], [after[one.turn] for one in old], margin=margin
     )
 
 
 def _compare_tried(
-    live: Sequence[Tried], candidate: Sequence[Tried], *, tolerance: float
+    live: Sequence[Tried], candidate: Sequence[Tried], *, margin: float, few: int = 1
 ) -> Comparison | None:
-    if not live:
+    if len(live) < few:
         return None
     # A change of a likelihood by the tolerance, for the typical attempt.
-    margin = math.log1p(tolerance) * fmean(abs(one.advantage) for one in live)
+    margin *= fmean(abs(one.advantage) for one in live)
     return _paired([one.loss for one in live], [one.loss for one in candidate], margin=margin)
 
 
@@ -294,13 +327,12 @@ def _paired(live: Sequence[float], candidate: Sequence[float], *, margin: float)
     )
 
 
-def _in_words(name: str, found: Comparison, turns: int, what: str = "held-out corrections") -> str:
+def _in_words(name: str, found: Comparison) -> str:
     change = found.candidate - found.live
     way = "worse" if found.worse else ("better" if change < 0 else "no worse within the tolerance")
     return (
-        f"{name} on {turns} {what} went from {found.live:.4f} to "
-        f"{found.candidate:.4f} ({change:+.4f}, resampled {found.low:+.4f} to {found.high:+.4f}): "
-        f"{way}"
+        f"{name} went from {found.live:.4f} to {found.candidate:.4f} "
+        f"({change:+.4f}, resampled {found.low:+.4f} to {found.high:+.4f}): {way}"
     )
 
 

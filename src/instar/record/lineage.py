@@ -156,14 +156,14 @@ def trainable(
 ) -> list[Turn]:
     """Judged turns that no version was trained on and that are not held out, oldest first."""
     query = (
-        sa.select(turns.c.seq, turns.c.id, turns.c.hint.is_not(None).label("hinted"))
+        sa.select(turns.c.seq, turns.c.id, _is_telling().label("telling"))
         .where(sa.text("score IS NOT NULL"), _may_train(owner), _is_talk(), ~_is_trained())
         .where(turns.c.version.not_in(stale))
         .order_by(turns.c.seq)
     )
     seqs: list[int] = []
     for row in connection.execute(query):
-        if not (row.hinted and share_of(row.id) < share):
+        if not (row.telling and share_of(row.id) < share):
             seqs.append(row.seq)
         if len(seqs) == limit:
             break
@@ -181,11 +181,14 @@ def count_stale(connection: sa.Connection, owner: str, stale: Collection[str]) -
     return connection.scalar(query) or 0
 
 
-def held_out(connection: sa.Connection, owner: str, share: float, limit: int) -> list[Turn]:
-    """The newest corrected turns of the share that is never trained on, oldest first."""
+def held_out(
+    connection: sa.Connection, owner: str, share: float, limit: int, praised: bool = False
+) -> list[Turn]:
+    """The newest of the share that is never trained on, oldest first: corrected or praised."""
+    what = sa.text("score IS NOT NULL AND score > 0" if praised else "hint IS NOT NULL")
     query = (
         sa.select(turns.c.seq, turns.c.id)
-        .where(sa.text("hint IS NOT NULL"), _may_train(owner), _is_talk(), ~_is_trained())
+        .where(what, _may_train(owner), _is_talk(), ~_is_trained())
         .order_by(turns.c.seq.desc())
     )
     seqs: list[int] = []
@@ -199,6 +202,11 @@ def held_out(connection: sa.Connection, owner: str, share: float, limit: int) ->
 
 def _may_train(owner: str) -> sa.ColumnElement[bool]:
     return (turns.c.owner == owner) & (turns.c.kind == "main") & (turns.c.no_train == 0)
+
+
+def _is_telling() -> sa.ColumnElement[bool]:
+    """A hint or praise: what a version can be measured by."""
+    return turns.c.hint.is_not(None) | (turns.c.score > 0)
 
 
 def _is_talk() -> sa.ColumnElement[bool]:

@@ -154,9 +154,11 @@ class VersionBook:
         """How many judged turns wait in vain, since a stale version sampled them."""
         return await self._store.read(lambda c: lineage.count_stale(c, owner, stale))
 
-    async def held_out(self, owner: str, *, share: float, limit: int = 64) -> list[Turn]:
-        """The newest corrected turns of the share that is never trained on, oldest first."""
-        return await self._store.read(lambda c: lineage.held_out(c, owner, share, limit))
+    async def held_out(
+        self, owner: str, *, share: float, limit: int = 64, praised: bool = False
+    ) -> list[Turn]:
+        """The newest of the share that is never trained on, oldest first: corrected or praised."""
+        return await self._store.read(lambda c: lineage.held_out(c, owner, share, limit, praised))
 
     async def prune(self, owner: str, *, keep: int, named: Collection[str] = ()) -> list[Version]:
         """Give up old versions; returns those whose files may now be removed.

@@ -55,41 +55,89 @@ class Teacher:
     temperature: float = 1.0
     """In units of the student's own: 1 compares the two at the same temperature."""
 
-    def logits(self, hinted_CD: Tensor, plain_CD: Tensor | None) -> Tensor:
-        hinted_CV = self.head(hinted_CD).float()
-        if plain_CD is None or not self.guidance:
-            return hinted_CV
-        return hinted_CV + self.guidance * (hinted_CV - self.head(plain_CD).float())
+    def scaled(self, hinted_CD: Tensor, plain_CD: Tensor | None, temperatures_C: Tensor) -> Tensor:
+        """Logits at the teacher's temperature."""
+        logits_CV = self.head(hinted_CD).float()
+        if plain_CD is not None and self.guidance:
+            logits_CV = logits_CV + self.guidance * (logits_CV - self.head(plain_CD).float())
+        return logits_CV / (temperatures_C[:, None] * self.temperature)
 
 
-def reverse_kl(
+def _reverse(ours_CV: Tensor, theirs_CV: Tensor) -> Tensor:
+    """KL(student || teacher): give up what the teacher would not say."""
+    return (ours_CV.exp() * (ours_CV - theirs_CV)).sum(1)
+
+
+def _forward(ours_CV: Tensor, theirs_CV: Tensor) -> Tensor:
+    """KL(teacher || student): take up all that the teacher might say."""
+    return (theirs_CV.exp() * (theirs_CV - ours_CV)).sum(1)
+
+
+def _both(ours_CV: Tensor, theirs_CV: Tensor) -> Tensor:
+    """The mean of the two."""
+    return (_reverse(ours_CV, theirs_CV) + _forward(ours_CV, theirs_CV)) / 2
+
+
+DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "reverse": _reverse,
+    "forward": _forward,
+    "both": _both,
+}
+"""How far log-probs of the student are from the teacher's, one number a token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taught:
+    """What a student and its teacher say at each token."""
+
+    logprobs_M: Tensor
+    """Of the target, by the student."""
+    theirs_M: Tensor
+    """Of the target, by the teacher; without a gradient."""
+    divergence_M: Tensor
+    """Of the two distributions."""
+
+
+def taught(
     head: Head,
     hidden_MD: Tensor,
     *,
     teacher: Teacher,
+    targets_M: Tensor,
     temperatures_M: Tensor,
     chunk: int,
     top_k: int = 0,
-) -> Tensor:
-    """KL(student || teacher) at each token, over all of the vocabulary or the student's top K.
+    kind: str = "reverse",
+) -> Taught:
+    """`logprobs` and how far the student is from its teacher, by one of DIVERGENCES.
 
-    With `top_k`, everything outside the K likeliest tokens is one more outcome.
+    In one pass, since logits cost as much as half of a small model. The divergence is over all of
+    the vocabulary, or over the student's `top_k` likeliest tokens with everything else as one
+    more outcome.
     """
+    measure = DIVERGENCES[kind]
 
-    def divergence(
-        hidden_CD: Tensor, temperatures_C: Tensor, hinted_CD: Tensor, plain_CD: Tensor | None
+    def score(
+        hidden_CD: Tensor,
+        temperatures_C: Tensor,
+        targets_C: Tensor,
+        hinted_CD: Tensor,
+        plain_CD: Tensor | None,
     ) -> Tensor:
-        scale_C1 = temperatures_C[:, None]
-        ours_CV = (head(hidden_CD).float() / scale_C1).log_softmax(1)
+        ours_CV = (head(hidden_CD).float() / temperatures_C[:, None]).log_softmax(1)
         with torch.no_grad():
-            logits_CV = teacher.logits(hinted_CD, plain_CD)
-            theirs_CV = (logits_CV / (scale_C1 * teacher.temperature)).log_softmax(1)
+            theirs_CV = teacher.scaled(hinted_CD, plain_CD, temperatures_C).log_softmax(1)
+        ours_C, theirs_C = (one.gather(1, targets_C[:, None])[:, 0] for one in (ours_CV, theirs_CV))
         if 0 < top_k < ours_CV.shape[1]:
             ours_CV, theirs_CV = _top(ours_CV, theirs_CV, top_k)
-        return (ours_CV.exp() * (ours_CV - theirs_CV)).sum(1)
+        return torch.stack((ours_C, theirs_C, measure(ours_CV, theirs_CV)), 1)
 
     plain_MD = teacher.plain_MD if teacher.guidance else None
-    return _in_chunks(divergence, chunk, hidden_MD, temperatures_M, teacher.hinted_MD, plain_MD)
+    found_M3 = _in_chunks(
+        score, chunk, hidden_MD, temperatures_M, targets_M, teacher.hinted_MD, plain_MD
+    )
+    ours_M, theirs_M, divergence_M = found_M3.unbind(1)
+    return Taught(logprobs_M=ours_M, theirs_M=theirs_M.detach(), divergence_M=divergence_M)
 
 
 def _top(ours_CV: Tensor, theirs_CV: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -101,6 +149,18 @@ def _top(ours_CV: Tensor, theirs_CV: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _with_tail(logprobs_CK: Tensor) -> Tensor:
     total_C1 = logprobs_CK.logsumexp(1, keepdim=True).clamp(max=-1e-6)
     return torch.cat((logprobs_CK, torch.log(-torch.expm1(total_C1))), 1)
+
+
+def agreement(advantages_M: Tensor, found: Taught, *, dissent: float) -> Tensor:
+    """Weights of a teacher beside verdicts: `dissent` where it wants the opposite, else 1.
+
+    A teacher is a small model with a hint, and what it would say is not always what it was told:
+    followed everywhere, it holds a policy that has become better than it. So a praised token
+    that it finds less likely than the policy does is hardly pulled down, and a corrected one
+    that it finds likelier hardly up.
+    """
+    opposed_M = advantages_M * (found.theirs_M - found.logprobs_M.detach()) < 0
+    return torch.where(opposed_M, dissent, 1.0)
 
 
 def clipped_kl(kl_M: Tensor, clip: float) -> Tensor:

@@ -45,6 +45,27 @@ class StepSettings:
     betas: tuple[float, float] = (0.9, 0.999)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lesson:
+    """A teacher, and which trained tokens it has something to say on."""
+
+    at_M: Tensor
+    others_M: Tensor
+    teacher: losses.Teacher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgainstTeacher:
+    """How some weights stand to a hinted teacher on one reply, each a mean over its tokens."""
+
+    kl: float
+    """KL from the weights to the teacher."""
+    wanted: float
+    """The part of it that training works at: without what the verdict has overruled."""
+    logprob: float
+    """Of the reply itself."""
+
+
 class TorchTrainer:
     """Holds the model, the optimiser and nothing of where batches come from."""
 
@@ -75,12 +96,20 @@ class TorchTrainer:
             weight_decay=self.settings.weight_decay,
         )
 
-    def step(self, batch: Batch) -> dict[str, float]:
+    def steps_on(self, batch: Batch, times: int) -> dict[str, float]:
+        """So many updates from one batch; the teacher, which stays as it is, reads it once."""
+        teachers = [self._teacher(sample) for sample in batch.samples]
+        metrics: dict[str, float] = {}
+        for _ in range(times):
+            metrics = self.step(batch, teachers)
+        return metrics
+
+    def step(self, batch: Batch, teachers: Sequence[_Lesson | None] = ()) -> dict[str, float]:
         """One update; gives its metrics."""
         if not batch.turns:
             raise ValueError("the batch has no turn with credit; there is nothing to train on")
         self._optimizer.zero_grad(set_to_none=True)
-        sums = self.accumulate(batch)
+        sums = self.accumulate(batch, teachers)
         norm = float(
             nn.utils.clip_grad_norm_(self._parameters.values(), self.training.clip_grad_norm)
         )
@@ -95,15 +124,16 @@ class TorchTrainer:
         self.steps += 1
         return _metrics(batch, sums) | {"grad_norm": norm, "lr": rate, "skipped": 1.0 - sound}
 
-    def accumulate(self, batch: Batch) -> Counter[str]:
+    def accumulate(self, batch: Batch, teachers: Sequence[_Lesson | None] = ()) -> Counter[str]:
         """Add the gradients of a batch to the parameters, one forward pass a sample."""
         sums: Counter[str] = Counter()
         turns, tokens = len(batch.turns), sum(len(sample.at) for sample in batch.samples)
-        for sample in batch.samples:
+        for at, sample in enumerate(batch.samples):
             weights = losses.token_weights(
                 sample.turn_index, turns=turns, tokens=tokens, per=self.settings.normalise
             )
-            loss, terms = self._loss(sample, weights, turns)
+            lesson = teachers[at] if teachers else self._teacher(sample)
+            loss, terms = self._loss(sample, lesson, weights, turns)
             loss.backward()  # type: ignore[no-untyped-call]
             sums.update({name: float(value) for name, value in terms.items()})
         return sums
@@ -149,16 +179,18 @@ class TorchTrainer:
         return [float(part.sum()) for part in torch.split(found_M, sizes)]
 
     @torch.no_grad()
-    def divergence(
+    def against_teacher(
         self,
         prompt_ids: Sequence[int],
         *,
         hinted_ids: Sequence[int],
         sampled_ids: Sequence[int],
+        verdict: float = 0.0,
         weights: Literal["policy", "base"] = "policy",
-    ) -> float:
-        """Mean KL a token from some weights to the teacher that has read the hint."""
+    ) -> AgainstTeacher:
+        """Some weights against the teacher that has read the hint, on a reply with a verdict."""
         plain, hinted = _path(prompt_ids, sampled_ids), _path(hinted_ids, sampled_ids)
+        ones_M = self._floats([1.0] * len(sampled_ids))
         # The teacher of the loss: a policy that follows a guided one moves away from the plain one.
         guidance = self.settings.guidance
         with self.model.frozen() as view:
@@ -172,14 +204,20 @@ class TorchTrainer:
                 temperature=self.training.teacher_temperature,
             )
         with self.model.frozen() if weights == "base" else self.model.reading() as view:
-            kl_M = losses.reverse_kl(
+            found = losses.taught(
                 self._head(view),
                 self.model.hidden(view, plain)[len(prompt_ids) - 1 : -1],
                 teacher=teacher,
-                temperatures_M=self._floats([1.0] * len(sampled_ids)),
+                targets_M=self._longs(sampled_ids),
+                temperatures_M=ones_M,
                 chunk=self._chunk,
             )
-        return float(kl_M.mean())
+        agreed_M = losses.agreement(verdict * ones_M, found, dissent=self.training.dissent)
+        return AgainstTeacher(
+            kl=float(found.divergence_M.mean()),
+            wanted=float((agreed_M * found.divergence_M).mean()),
+            logprob=float(found.logprobs_M.mean()),
+        )
 
     @torch.no_grad()
     def value(self, prompt_ids: Sequence[int]) -> float:
@@ -229,32 +267,59 @@ class TorchTrainer:
             torch.cuda.set_rng_state(state["cuda_rng"], self.model.device)
 
     def _loss(
-        self, sample: Sample, weights: Sequence[float], turns: int
+        self, sample: Sample, lesson: _Lesson | None, weights: Sequence[float], turns: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The sample's share of the batch's loss, and what its metrics are made of."""
-        view = self.model.policy
-        hidden_TD = self.model.hidden(view, sample.tree)
-        previous = sample.tree.previous()
-        before_M = self._longs([previous[at] for at in sample.at])
-        hidden_MD = hidden_TD[before_M]
+        hidden_TD = self.model.hidden(self.model.policy, sample.tree)
+        hidden_MD = hidden_TD[self._before(sample)]
         weights_M = self._floats(weights)
-        policy, terms = self._policy_loss(sample, view, hidden_MD, weights_M)
-        distill, more = self._distill_loss(sample, view, hidden_MD, before_M, weights_M)
+        logprobs_M, found = self._read(sample, lesson, hidden_MD)
+        policy, terms = self._policy_loss(sample, logprobs_M, weights_M)
+        distill, more = self._distill_loss(sample, lesson, found, weights_M)
         value = self._value_loss(sample, hidden_MD) / turns
         loss = policy + distill + self.settings.value_weight * value
         terms |= more | {"loss": loss.detach(), "value_loss": value.detach()}
         return loss, terms
 
-    def _policy_loss(
-        self, sample: Sample, view: View, hidden_MD: Tensor, weights_M: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        logprobs_M = losses.logprobs(
-            self._head(view),
-            hidden_MD,
-            targets_M=self._longs([sample.tree.ids[at] for at in sample.at]),
-            temperatures_M=self._floats(sample.temperatures),
+    def _read(
+        self, sample: Sample, lesson: _Lesson | None, hidden_MD: Tensor
+    ) -> tuple[Tensor, losses.Taught | None]:
+        """Log-probs of all trained tokens, and what a teacher says where there is one."""
+        head = self._head(self.model.policy)
+        targets_M = self._longs([sample.tree.ids[at] for at in sample.at])
+        temperatures_M = self._floats(sample.temperatures)
+        if lesson is None:
+            found_M = losses.logprobs(
+                head,
+                hidden_MD,
+                targets_M=targets_M,
+                temperatures_M=temperatures_M,
+                chunk=self._chunk,
+            )
+            return found_M, None
+        found = losses.taught(
+            head,
+            hidden_MD[lesson.at_M],
+            teacher=lesson.teacher,
+            targets_M=targets_M[lesson.at_M],
+            temperatures_M=temperatures_M[lesson.at_M],
+            chunk=self._chunk,
+            top_k=self.settings.top_k,
+            kind=self.training.divergence,
+        )
+        alone_M = losses.logprobs(
+            head,
+            hidden_MD[lesson.others_M],
+            targets_M=targets_M[lesson.others_M],
+            temperatures_M=temperatures_M[lesson.others_M],
             chunk=self._chunk,
         )
+        order_M = torch.cat((lesson.at_M, lesson.others_M)).argsort()
+        return torch.cat((found.logprobs_M, alone_M))[order_M], found
+
+    def _policy_loss(
+        self, sample: Sample, logprobs_M: Tensor, weights_M: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         found = losses.policy_loss(
             logprobs_M,
             recorded_M=self._floats(sample.logprobs),
@@ -274,43 +339,48 @@ class TorchTrainer:
     def _distill_loss(
         self,
         sample: Sample,
-        view: View,
-        hidden_MD: Tensor,
-        before_M: Tensor,
+        lesson: _Lesson | None,
+        found: losses.Taught | None,
         weights_M: Tensor,
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        if lesson is None or found is None:
+            zero = weights_M.new_zeros(())
+            return zero, {"distill_loss": zero, "distill_kl_sum": zero}
+        at_M = lesson.at_M
+        wanted_M = weights_M[at_M] * self._floats(sample.distill_weights)[at_M]
+        wanted_M = wanted_M * losses.agreement(
+            self._floats(sample.advantages)[at_M], found, dissent=self.training.dissent
+        )
+        clipped_M = losses.clipped_kl(found.divergence_M, self.settings.kl_clip)
+        loss = (wanted_M * clipped_M).sum()
+        kl = found.divergence_M.detach().sum()
+        return loss, {"distill_loss": loss.detach(), "distill_kl_sum": kl}
+
+    def _teacher(self, sample: Sample) -> _Lesson | None:
+        """The frozen base before each distilled token, hinted and where wanted without the hint."""
         entries = [at for at, weight in enumerate(sample.distill_weights) if weight]
         if not entries or sample.hinted is None:
-            zero = hidden_MD.new_zeros((), dtype=torch.float32)
-            return zero, {"distill_loss": zero, "distill_kl_sum": zero}
-        chosen_M = self._longs(entries)
-        kl_M = losses.reverse_kl(
-            self._head(view),
-            hidden_MD[chosen_M],
-            teacher=self._teacher(sample, entries, before_M[chosen_M]),
-            temperatures_M=self._floats(sample.temperatures)[chosen_M],
-            chunk=self._chunk,
-            top_k=self.settings.top_k,
-        )
-        wanted_M = weights_M[chosen_M] * self._floats(sample.distill_weights)[chosen_M]
-        loss = (wanted_M * losses.clipped_kl(kl_M, self.settings.kl_clip)).sum()
-        return loss, {"distill_loss": loss.detach(), "distill_kl_sum": kl_M.detach().sum()}
-
-    def _teacher(self, sample: Sample, entries: Sequence[int], before_M: Tensor) -> losses.Teacher:
-        """The frozen base before each distilled token, hinted and where wanted without the hint."""
-        assert sample.hinted is not None
+            return None
         previous = sample.hinted.previous()
         hinted_M = self._longs([previous[sample.hinted_at[entry]] for entry in entries])
+        at_M = self._longs(entries)
+        others = sorted(set(range(len(sample.at))) - set(entries))
         with self.model.frozen() as view:
-            return losses.Teacher(
+            teacher = losses.Teacher(
                 head=self._head(view),
                 hinted_MD=self.model.hidden(view, sample.hinted)[hinted_M],
-                plain_MD=self.model.hidden(view, sample.tree)[before_M]
+                plain_MD=self.model.hidden(view, sample.tree)[self._before(sample)[at_M]]
                 if self.settings.guidance
                 else None,
                 guidance=self.settings.guidance,
                 temperature=self.training.teacher_temperature,
             )
+        return _Lesson(at_M=at_M, others_M=self._longs(others), teacher=teacher)
+
+    def _before(self, sample: Sample) -> Tensor:
+        """Where each trained token's logits come from."""
+        previous = sample.tree.previous()
+        return self._longs([previous[at] for at in sample.at])
 
     def _value_loss(self, sample: Sample, hidden_MD: Tensor) -> Tensor:
         """Summed over turns; estimates are made at the end of a turn's prompt."""
