@@ -12,15 +12,17 @@ import posixpath
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import yaml
 
 from instar.envs.harbor import WORKDIR, Task
+from instar.envs.options import of_split
 from instar.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -75,6 +77,26 @@ def read_file(path: Path) -> Iterator[Task]:
         for number, values in enumerate(variants or [{}], 1):
             task = _task(_filled(record, values), path.stem)
             yield replace(task, id=f"{task.id}-{number}") if variants else task
+
+
+def worked_examples(task: Task, tasks: Iterable[Task], count: int) -> list[Task]:
+    """Tasks to show with their solutions before this one: always the same ones for a task.
+
+    None is a variant of the task, or of another that is shown: the solution is never among them.
+    """
+    everyone = list(tasks)
+    train = set(of_split(((one.id, one.split) for one in everyone), "train"))
+    fit = [one for one in everyone if one.id in train and len(one.solution.split("\n")) == 2]
+    Random(task.id).shuffle(fit)
+    kinds = {kind_of(one): one for one in fit}
+    kinds.pop(kind_of(task), None)
+    return list(kinds.values())[:count]
+
+
+def kind_of(task: Task) -> str:
+    """What the variants of one task have in common: the id without its number."""
+    name, _, number = task.id.rpartition("-")
+    return name if number.isdigit() else task.id
 
 
 def _filled(value: Any, values: Mapping[str, Any]) -> Any:
