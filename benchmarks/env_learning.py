@@ -86,19 +86,21 @@ COURSES = {
             "style": "command",
             "max_steps": 1,
             "examples": 4,
+            "alike": 1,
         },
         skill=_without_number,
         max_tokens=24,
         max_turns=1,
         groups=8,
         test_tasks=35,
-        per_task=4,
+        per_task=2,
     ),
 }
 GROUP = 8
 SETTINGS: dict[str, Any] = {
     "model.name": "bench",
     "engine.max_versions": 2,
+    "engine.cache_gb": 0.5,
     "training.method": "binary",
     "training.learning_rate": 5e-4,
     "training.warmup_steps": 2,

@@ -75,6 +75,8 @@ class TerminalOptions(EnvironmentOptions):
     style: Style = "tools"
     examples: int = Field(default=0, ge=0)
     """How many other tasks of the train split, with their solutions, a conversation begins with."""
+    alike: int = Field(default=0, ge=0)
+    """How many of them are variants of the task itself."""
     backend: str = "bwrap"
     root: Path | None = None
     image: str = Spec().image
@@ -123,7 +125,7 @@ class TerminalEnvironment:
         self._sandbox = await self._stack.enter_async_context(open_sandbox(spec, options.backend))
         await self._set_up(self._sandbox, chosen)
         system = SYSTEM.format(workdir=chosen.workdir, how=HOW[options.style])
-        shown = worked_examples(chosen, self._tasks.values(), options.examples)
+        shown = worked_examples(chosen, self._tasks.values(), options.examples, alike=options.alike)
         first: list[Message] = [{"role": "system", "content": system}]
         for number, one in enumerate(shown):
             first.append({"role": "user", "content": one.instruction})

@@ -79,18 +79,22 @@ def read_file(path: Path) -> Iterator[Task]:
             yield replace(task, id=f"{task.id}-{number}") if variants else task
 
 
-def worked_examples(task: Task, tasks: Iterable[Task], count: int) -> list[Task]:
-    """Tasks to show with their solutions before this one: always the same ones for a task.
+def worked_examples(task: Task, tasks: Iterable[Task], count: int, *, alike: int = 0) -> list[Task]:
+    """Train tasks to show with their solutions before this one: always the same for a task.
 
-    None is a variant of the task, or of another that is shown: the solution is never among them.
+    `alike` of them are variants of the task itself, where there are any; the others are not, and
+    are variants of a task each.
     """
     everyone = list(tasks)
     train = set(of_split(((one.id, one.split) for one in everyone), "train"))
     fit = [one for one in everyone if one.id in train and len(one.solution.split("\n")) == 2]
-    Random(task.id).shuffle(fit)
-    kinds = {kind_of(one): one for one in fit}
-    kinds.pop(kind_of(task), None)
-    return list(kinds.values())[:count]
+    rng = Random(task.id)
+    rng.shuffle(fit)
+    same = [one for one in fit if kind_of(one) == kind_of(task) and one.id != task.id]
+    others = {kind_of(one): one for one in fit if kind_of(one) != kind_of(task)}
+    shown = [*same[: min(alike, count)], *others.values()][:count]
+    rng.shuffle(shown)
+    return shown
 
 
 def kind_of(task: Task) -> str:
