@@ -54,9 +54,7 @@ def with_outcome(turn: Turn, attempt: Attempt, *, age: int = 0) -> Judged:
     )
 
 
-def tried(
-    trainer: TorchTrainer, judged: Sequence[Judged], *, limit: int, max_tokens: int
-) -> list[Tried]:
+def tried(trainer: TorchTrainer, judged: Sequence[Judged], *, max_tokens: int) -> list[Tried]:
     """How likely the trained weights make turns of held-out attempts, by what those earned.
 
     Attempts of a group begin alike: as trees of at most `max_tokens`, that is read once.
@@ -66,7 +64,7 @@ def tried(
         (one, worth[one.turn.id])
         for one in judged
         if one.turn.id in worth and any(worth[one.turn.id].advantages)
-    ][:limit]
+    ]
     means: dict[str, float] = {}
     for sample in merge(told, max_tokens=max_tokens).samples:
         logprobs = trainer.sample_logprobs(sample)
@@ -76,6 +74,7 @@ def tried(
     return [
         Tried(
             turn=one.turn.id,
+            group=one.group or "",
             advantage=credit.advantages[0],
             reply_logprob=means[one.turn.id],
         )

@@ -390,12 +390,7 @@ class Learner:
             known=held.known,
             training=self._training,
         )
-        return found, tried(
-            self._trainer,
-            held.tried,
-            limit=self._training.gate_turns,
-            max_tokens=self._max_tokens,
-        )
+        return found, tried(self._trainer, held.tried, max_tokens=self._max_tokens)
 
     def _base_corrections(self, held: Sequence[Turn], known: dict[str, Turn]) -> list[Correction]:
         """Of the base: a turn is measured once."""

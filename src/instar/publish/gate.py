@@ -23,7 +23,8 @@ The rules, all of which must hold:
   log-prob a token (lower: what succeeded is likelier, what failed less so). It is a first-order
   estimate of the reward on tasks never trained on, from attempts that are there anyway; playing
   them again with every candidate would take longer than training it. The same two conditions
-  make it worse.
+  make it worse, but what is resampled are tasks: turns at one task fare alike, so that many of
+  them say little more than one. Fewer than four tasks decide nothing, which the report says.
 - **Retention.** exp(mean log-prob a token of the candidate - that of the base) over the
   reference answers must reach `min_retention`: compared with the base and not with the live
   version, so that many small losses cannot add up to a large one.
@@ -45,6 +46,9 @@ import numpy as np
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
+TASKS = 4
+"""Held-out tasks that it takes to reject a version by them: two or three may all get worse by
+chance, and a run begins with few."""
 ASTRAY = 0.25
 """Nats a token by which a version may be further from its teacher than the base."""
 
@@ -75,6 +79,8 @@ class Tried:
     """How one version does on one turn of a held-out attempt at a task."""
 
     turn: str
+    group: str
+    """Attempts at one task."""
     advantage: float
     """Of the attempt, against its group."""
     reply_logprob: float
@@ -114,7 +120,7 @@ class GateReport:
     teacher_kl: Comparison | None = None
     reply_logprob: Comparison | None = None
     attempts: Comparison | None = None
-    """Over turns of held-out attempts at tasks."""
+    """Over held-out tasks: the mean over the turns of each one's attempts."""
     retention: float | None = None
     """Likelihood of the reference answers, a token, as a share of the base's."""
     retention_by_kind: dict[str, float] = field(default_factory=dict)
@@ -174,8 +180,10 @@ def decide(
     against, fine = _on_corrections(kl, logprob, astray, len(old))
     attempts = _compare_tried(*tried, tolerance=tolerance)
     if attempts is not None:
-        words = _in_words("loss", attempts, len(tried[0]), "turns of held-out attempts")
+        words = _in_words("loss", attempts, _tasks(tried[0]), "held-out tasks")
         (against if attempts.worse else fine).append(words)
+    elif tried[0]:
+        fine.append(f"{_tasks(tried[0])} held-out tasks are too few to say anything ({TASKS})")
     kept, by_kind = _retention(references, base_answers, new_answers)
     if kept is None:
         fine.append("the retention set is empty, so forgetting was not measured")
@@ -268,11 +276,23 @@ def _compare(
 def _compare_tried(
     live: Sequence[Tried], candidate: Sequence[Tried], *, tolerance: float
 ) -> Comparison | None:
-    if not live:
+    if _tasks(live) < TASKS:
         return None
     # A change of a likelihood by the tolerance, for the typical attempt.
     margin = math.log1p(tolerance) * fmean(abs(one.advantage) for one in live)
-    return _paired([one.loss for one in live], [one.loss for one in candidate], margin=margin)
+    return _paired(_by_task(live), _by_task(candidate), margin=margin)
+
+
+def _tasks(tried: Sequence[Tried]) -> int:
+    return len({one.group for one in tried})
+
+
+def _by_task(tried: Sequence[Tried]) -> list[float]:
+    """The mean loss of each group's turns, always in the same order."""
+    groups: dict[str, list[float]] = {}
+    for one in tried:
+        groups.setdefault(one.group, []).append(one.loss)
+    return [fmean(groups[name]) for name in sorted(groups)]
 
 
 def _paired(live: Sequence[float], candidate: Sequence[float], *, margin: float) -> Comparison:
