@@ -85,13 +85,13 @@ async def _played(job: Job, client: GatewayClient) -> Runner:
         groups = max(1, job.config.rollout.batch_size // job.plan.group)
         while runner.left:
             await runner.play(groups)
-            await _until_trained(runner)
+            await until_trained(runner)
     else:
         await runner.play()
     return runner
 
 
-async def _until_trained(runner: Runner) -> None:
+async def until_trained(runner: Runner) -> None:
     """Until no group waits; the next round is then played by what was learned from this one."""
     for _ in range(round(_TRAIN_S / _POLL_S)):
         if not await runner.waiting():

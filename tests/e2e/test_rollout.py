@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,18 @@ def test_tasks_come_again_in_new_groups_where_there_are_too_few() -> None:
     assert all(job.group.isascii() and job.group.isprintable() for job in odd)
     with pytest.raises(ConfigError, match="no tasks"):
         make_jobs(plan, [])
+
+
+def test_a_drawn_order_has_every_task_once_a_round_and_follows_from_the_seed() -> None:
+    names = [f"t{n}" for n in range(12)]
+    plan = Plan(environment="steps", run="r", tasks=24, shuffle=True, seed=5)
+    jobs = make_jobs(plan, names)
+    first, second = ([job.task for job in jobs[at : at + 12]] for at in (0, 12))
+    assert sorted(first) == sorted(second) == sorted(names)
+    assert first != second and names not in (first, second)
+    assert jobs == make_jobs(plan, names)
+    assert jobs != make_jobs(replace(plan, seed=6), names)
+    assert len({job.group for job in jobs}) == 24
 
 
 def test_the_same_command_goes_on_with_what_was_stopped(tmp_path: Path) -> None:

@@ -92,7 +92,10 @@ def test_a_little_past_the_teacher_is_fine_while_the_bad_reply_gets_rarer() -> N
 
 
 def praise(*logprobs: float) -> list[Tried]:
-    return [Tried(turn=f"p{n}", advantage=1.0, reply_logprob=x) for n, x in enumerate(logprobs)]
+    return [
+        Tried(turn=f"p{n}", group=f"p{n}", advantage=1.0, reply_logprob=x)
+        for n, x in enumerate(logprobs)
+    ]
 
 
 def test_praised_replies_may_not_get_rarer_for_nothing() -> None:
@@ -217,9 +220,11 @@ def test_the_retention_set_is_varied_and_clean() -> None:
         assert 3 <= len(one.answer) <= 300
 
 
-def attempts(*logprobs: float, advantages: Sequence[float] = (0.5, -0.5, 0.5, -0.5)) -> list[Tried]:
+def attempts(
+    *logprobs: float, advantages: Sequence[float] = (0.5, -0.5, 0.5, -0.5), a_task: int = 1
+) -> list[Tried]:
     return [
-        Tried(turn=f"t{n}", advantage=worth, reply_logprob=logprob)
+        Tried(turn=f"t{n}", group=f"g{n // a_task}", advantage=worth, reply_logprob=logprob)
         for n, (worth, logprob) in enumerate(zip(advantages, logprobs, strict=True))
     ]
 
@@ -232,10 +237,33 @@ def test_what_failed_on_held_out_tasks_may_not_become_likelier() -> None:
     assert better.attempts is not None
     assert better.attempts.live == pytest.approx(0.0)
     assert better.attempts.candidate == pytest.approx(-0.1)
-    assert "4 turns of held-out attempts" in better.text()
+    assert "4 held-out tasks" in better.text()
     worse = gate(tried=(before, attempts(-1.2, -0.8, -1.3, -0.7)))
     assert not worse.accepted
     assert worse.attempts is not None and worse.attempts.worse
+
+
+def test_many_attempts_at_few_tasks_are_no_proof() -> None:
+    """Attempts at one task fare alike, however many there are."""
+    worths = (0.5, -0.5) * 8
+    before = (-1.0,) * 16
+    after = (-1.2, -0.8) * 8
+
+    def report(a_task: int) -> GateReport:
+        old, new = (attempts(*some, advantages=worths, a_task=a_task) for some in (before, after))
+        return gate(tried=(old, new))
+
+    few = report(8)
+    assert few.accepted and few.attempts is None
+    assert "2 held-out tasks are too few" in few.text()
+    enough = report(4)
+    assert not enough.accepted
+    assert enough.attempts is not None
+    assert enough.attempts.live == pytest.approx(0.0)
+    assert enough.attempts.candidate == pytest.approx(0.1)
+    mixed = (*after[:12], -0.5, -1.5, -0.5, -1.5)
+    old = attempts(*before, advantages=worths, a_task=4)
+    assert gate(tried=(old, attempts(*mixed, advantages=worths, a_task=4))).accepted
 
 
 def test_attempts_that_do_not_match_decide_nothing() -> None:

@@ -13,7 +13,7 @@ import pytest
 from instar.envs import bwrap, harbor, open_environment
 from instar.envs.actions import BASH, SUBMIT_TOOL, Style, read_reply, told
 from instar.envs.sandbox import Ran
-from instar.envs.terminal_tasks import shipped
+from instar.envs.terminal_tasks import kind_of, shipped, worked_examples
 from instar.errors import ConfigError, EnvironmentFailure
 from instar.types import Message
 
@@ -21,6 +21,7 @@ needs_bwrap = pytest.mark.skipif(bwrap.find_bwrap() is None, reason=bwrap.HINT)
 TEMPLATE = re.compile(r"-\d+$")
 FIRSTS = {TEMPLATE.sub("", task.id): task for task in reversed(shipped())}
 """The first variant of each task; `make test-envs` plays all."""
+BY_ID = {task.id: task for task in shipped()}
 
 
 def call(command: str, name: str = "bash", **arguments: Any) -> Message:
@@ -123,6 +124,39 @@ async def test_what_the_agent_is_shown() -> None:
 
 
 @needs_bwrap
+async def test_worked_examples_are_train_tasks_and_never_the_task_itself() -> None:
+    async with open_environment("terminal") as environment:
+        train, test = await environment.tasks("train"), await environment.tasks("test")
+    for name in ("create-file-3", "create-file-7", "print-folder"):
+        task = BY_ID[name]
+        shown = worked_examples(task, shipped(), 4)
+        assert shown == worked_examples(task, shipped(), 4)
+        assert {one.id for one in shown} <= set(train)
+        assert len({kind_of(one) for one in (task, *shown)}) == 5
+        alike = worked_examples(task, shipped(), 4, alike=2)
+        of_kind = [one for one in alike if kind_of(one) == kind_of(task)]
+        assert len(alike) == 4 and len(of_kind) == (0 if name == "print-folder" else 2)
+        assert task not in alike and not {one.id for one in alike} & set(test)
+
+
+@needs_bwrap
+@pytest.mark.parametrize("style", ["command", "fenced", "tools"])
+async def test_worked_examples_are_replies_that_the_style_takes(style: Style) -> None:
+    options = {"style": style, "examples": 3}
+    async with open_environment("terminal", options) as environment:
+        messages, tools = await environment.reset("create-file-3")
+    solutions = [
+        one.solution.strip() for one in worked_examples(BY_ID["create-file-3"], shipped(), 3)
+    ]
+    replies = [one for one in messages if one["role"] == "assistant"]
+    read = [read_reply(one, style, tools) for one in replies]
+    assert [[call.arguments["command"] for call in calls] for calls in read] == [
+        [solution] for solution in solutions
+    ]
+    assert [one["role"] for one in messages][:2] == ["system", "user"]
+    assert messages[-1] == {"role": "user", "content": BY_ID["create-file-3"].instruction}
+
+
 async def test_reward_is_the_share_of_checks() -> None:
     reward, details = await play("make-tree", call("mkdir src tests; touch src/main.py"))
     assert reward == 0.75

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from instar.batch.merge import merge, temperature_of
 from instar.batch.pack import pack
 from instar.config import TrainingConfig
 from instar.errors import ModelError
+from instar.learn.groups import tried
 from instar.train.step import StepSettings, TorchTrainer
 from instar.types import Batch
 
@@ -473,3 +475,28 @@ def test_what_a_verdict_overrules_is_no_distance(tmp_path: Path) -> None:
             )
             agreed = verdict * (theirs - ours) > 0
             assert found.wanted == pytest.approx(found.kl if agreed else 0.0)
+
+
+def test_turns_read_as_a_tree_are_as_likely_as_each_alone(folder: Path) -> None:
+    trainer = make(folder)
+    stir(trainer)
+    shared = [1, 2, 3, 4]
+    turns = [
+        earned(turn("a", shared, [5, 6]), 1.0),
+        earned(turn("b", shared, [5, 7, 8]), -1.0),
+        earned(turn("c", [9, 8], [7]), 0.5),
+    ]
+    judged = [
+        replace(one, group="g", attempt=one.turn.id, reward=float(at))
+        for at, (one, _) in enumerate(turns)
+    ]
+    found = {one.turn: one for one in tried(trainer, judged, max_tokens=99)}
+    # The middle one earned the group's mean: it says nothing.
+    assert found.keys() == {judged[0].turn.id, judged[2].turn.id}
+    for one in (judged[0], judged[2]):
+        alone = trainer.logprobs(one.turn.prompt_ids, one.turn.sampled_ids)
+        assert found[one.turn.id].reply_logprob == pytest.approx(fmean(alone), abs=1e-5)
+    (sample, other) = merge(turns).samples
+    alone = [trainer.logprobs(one.turn.prompt_ids, one.turn.sampled_ids) for one, _ in turns]
+    whole = [*trainer.sample_logprobs(sample), *trainer.sample_logprobs(other)]
+    assert whole == pytest.approx([value for some in alone for value in some], abs=1e-5)

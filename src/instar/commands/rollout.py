@@ -46,6 +46,7 @@ Parallel = Annotated[
     typer.Option("--parallel", help="Attempts at once; rollout.parallel_envs.", min=1, metavar="P"),
 ]
 Split = Annotated[str, typer.Option("--split", help="train or test.", metavar="SPLIT")]
+Shuffle = Annotated[bool, typer.Option("--shuffle", help="Tasks in an order drawn from the seed.")]
 Seed = Annotated[int, typer.Option("--seed", help="For the drawing of replies.", metavar="N")]
 Url = Annotated[
     str | None,
@@ -105,6 +106,7 @@ def rollout(
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
     seed: Seed = 0,
+    shuffle: Shuffle = False,
     home: Home = DEFAULT_HOME,
     file: File = None,
     sets: Sets = None,
@@ -132,6 +134,7 @@ def rollout(
         limits=(max_turns, max_tokens, temperature),
         seed=seed,
         no_train=evaluate and not train,
+        shuffle=shuffle,
     )
     from instar.commands.rollout_show import show
     from instar.playing import rollout as play
@@ -238,6 +241,7 @@ def _plan(
     limits: tuple[int | None, int | None, float | None],
     seed: int,
     no_train: bool,
+    shuffle: bool = False,
 ) -> Plan:
     from instar.envs.client import Draw
     from instar.envs.play import Limits
@@ -254,6 +258,7 @@ def _plan(
         parallel=parallel or rollout.parallel_envs,
         seed=seed,
         no_train=no_train,
+        shuffle=shuffle,
         options=options,
         limits=Limits(
             max_turns=max_turns or rollout.max_turns, step_timeout_s=rollout.step_timeout_s
@@ -277,6 +282,7 @@ def _settings(plan: Plan, *, version: str | None, train: bool) -> dict[str, Any]
         "version": version,
         "train": train,
         "no_train": plan.no_train,
+        "shuffle": plan.shuffle,
     }
 
 

@@ -123,6 +123,20 @@ def answer(call: Call, text: str) -> Message:
     return {"role": "tool", "tool_call_id": call.id, "content": text}
 
 
+def example(command: str, style: Style, ident: str) -> list[Message]:
+    """The reply that runs a command, as the style wants it; of a call, also that it is answered."""
+    if style == "command":
+        return [{"role": "assistant", "content": command}]
+    if style == "fenced":
+        return [{"role": "assistant", "content": f"```bash\n{command}\n```"}]
+    made = {"name": BASH["function"]["name"], "arguments": json.dumps({"command": command})}
+    calls = [{"id": ident, "type": "function", "function": made}]
+    return [
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": ident, "content": "exit code: 0"},
+    ]
+
+
 def told(ran: Ran) -> str:
     """A command's exit code, output and errors in one text."""
     parts = [f"exit code: {ran.code}" + (f" ({ran.note})" if ran.note else "")]

@@ -8,6 +8,7 @@ session: its old turns belong to no attempt, so nothing is ever trained or count
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 import time
 from collections import Counter, deque
@@ -37,6 +38,9 @@ class Plan:
     split: str = "train"
     tasks: int = 0
     """How many; 0 means each task of the split once. Where there are fewer they come again."""
+    shuffle: bool = False
+    """In an order drawn from the seed, another each time round: tasks that lie side by side are
+    often alike, and an update should not see one kind only."""
     group: int = 1
     parallel: int = 16
     seed: int = 0
@@ -100,10 +104,18 @@ def make_jobs(plan: Plan, tasks: Sequence[str]) -> list[Job]:
     wanted = plan.tasks or len(tasks)
     jobs = []
     for at in range(wanted):
-        task = tasks[at % len(tasks)]
+        if at % len(tasks) == 0:
+            order = _order(tasks, plan, at // len(tasks))
+        task = order[at % len(tasks)]
         group = f"{plain_name(plan.run)}/{at // len(tasks)}/{plain_name(task)}"
         jobs += [Job(task=task, group=group, number=number) for number in range(plan.group)]
     return jobs
+
+
+def _order(tasks: Sequence[str], plan: Plan, time_round: int) -> Sequence[str]:
+    if not plan.shuffle:
+        return tasks
+    return random.Random(f"{plan.seed}/{time_round}").sample(tasks, len(tasks))
 
 
 class Runner:

@@ -18,10 +18,20 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from instar.envs import harbor
-from instar.envs.actions import BASH, SUBMIT, SUBMIT_TOOL, Call, Style, answer, read_reply, told
+from instar.envs.actions import (
+    BASH,
+    SUBMIT,
+    SUBMIT_TOOL,
+    Call,
+    Style,
+    answer,
+    example,
+    read_reply,
+    told,
+)
 from instar.envs.options import EnvironmentOptions, of_split, read_options, split_list
 from instar.envs.sandbox import Sandbox, Spec, limits_from, open_sandbox, pack, pack_all
-from instar.envs.terminal_tasks import shipped
+from instar.envs.terminal_tasks import shipped, worked_examples
 from instar.errors import ConfigError, EnvironmentFailure
 from instar.types import Message, Tool
 
@@ -63,6 +73,10 @@ class TerminalOptions(EnvironmentOptions):
     max_steps: int | None = Field(default=None, ge=1)
     """Commands after which the attempt ends; by default what the task says, else 50."""
     style: Style = "tools"
+    examples: int = Field(default=0, ge=0)
+    """How many other tasks of the train split, with their solutions, a conversation begins with."""
+    alike: int = Field(default=0, ge=0)
+    """How many of them are variants of the task itself."""
     backend: str = "bwrap"
     root: Path | None = None
     image: str = Spec().image
@@ -111,10 +125,12 @@ class TerminalEnvironment:
         self._sandbox = await self._stack.enter_async_context(open_sandbox(spec, options.backend))
         await self._set_up(self._sandbox, chosen)
         system = SYSTEM.format(workdir=chosen.workdir, how=HOW[options.style])
-        first = [
-            {"role": "system", "content": system},
-            {"role": "user", "content": chosen.instruction},
-        ]
+        shown = worked_examples(chosen, self._tasks.values(), options.examples, alike=options.alike)
+        first: list[Message] = [{"role": "system", "content": system}]
+        for number, one in enumerate(shown):
+            first.append({"role": "user", "content": one.instruction})
+            first += example(one.solution.strip(), options.style, f"call_{number}")
+        first.append({"role": "user", "content": chosen.instruction})
         return first, list(self.tools) if options.style == "tools" else []
 
     async def _set_up(self, sandbox: Sandbox, task: harbor.Task) -> None:

@@ -12,15 +12,17 @@ import posixpath
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import yaml
 
 from instar.envs.harbor import WORKDIR, Task
+from instar.envs.options import of_split
 from instar.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -75,6 +77,30 @@ def read_file(path: Path) -> Iterator[Task]:
         for number, values in enumerate(variants or [{}], 1):
             task = _task(_filled(record, values), path.stem)
             yield replace(task, id=f"{task.id}-{number}") if variants else task
+
+
+def worked_examples(task: Task, tasks: Iterable[Task], count: int, *, alike: int = 0) -> list[Task]:
+    """Train tasks to show with their solutions before this one: always the same for a task.
+
+    `alike` of them are variants of the task itself, where there are any; the others are not, and
+    are variants of a task each.
+    """
+    everyone = list(tasks)
+    train = set(of_split(((one.id, one.split) for one in everyone), "train"))
+    fit = [one for one in everyone if one.id in train and len(one.solution.split("\n")) == 2]
+    rng = Random(task.id)
+    rng.shuffle(fit)
+    same = [one for one in fit if kind_of(one) == kind_of(task) and one.id != task.id]
+    others = {kind_of(one): one for one in fit if kind_of(one) != kind_of(task)}
+    shown = [*same[: min(alike, count)], *others.values()][:count]
+    rng.shuffle(shown)
+    return shown
+
+
+def kind_of(task: Task) -> str:
+    """What the variants of one task have in common: the id without its number."""
+    name, _, number = task.id.rpartition("-")
+    return name if number.isdigit() else task.id
 
 
 def _filled(value: Any, values: Mapping[str, Any]) -> Any:

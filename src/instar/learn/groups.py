@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from statistics import fmean
 
 from instar.batch.credit import CreditSettings, Judged, binary
+from instar.batch.merge import merge
 from instar.ids import share_of
 from instar.publish.gate import Tried
 from instar.train.step import TorchTrainer
@@ -53,19 +54,30 @@ def with_outcome(turn: Turn, attempt: Attempt, *, age: int = 0) -> Judged:
     )
 
 
-def tried(trainer: TorchTrainer, judged: Sequence[Judged], *, limit: int) -> list[Tried]:
-    """How likely the trained weights make turns of held-out attempts, by what those earned."""
+def tried(trainer: TorchTrainer, judged: Sequence[Judged], *, max_tokens: int) -> list[Tried]:
+    """How likely the trained weights make turns of held-out attempts, by what those earned.
+
+    Attempts of a group begin alike: as trees of at most `max_tokens`, that is read once.
+    """
     worth = binary(judged, CreditSettings())
-    out = []
-    for one in judged:
-        credit = worth.get(one.turn.id)
-        if credit is None or not any(credit.advantages):
-            continue
-        logprobs = trainer.logprobs(one.turn.prompt_ids, one.turn.sampled_ids)
-        found = Tried(
-            turn=one.turn.id, advantage=credit.advantages[0], reply_logprob=fmean(logprobs)
+    told = [
+        (one, worth[one.turn.id])
+        for one in judged
+        if one.turn.id in worth and any(worth[one.turn.id].advantages)
+    ]
+    means: dict[str, float] = {}
+    for sample in merge(told, max_tokens=max_tokens).samples:
+        logprobs = trainer.sample_logprobs(sample)
+        for index, name in enumerate(sample.turns):
+            own = (at for at, turn in enumerate(sample.turn_index) if turn == index)
+            means[name] = fmean(logprobs[at] for at in own)
+    return [
+        Tried(
+            turn=one.turn.id,
+            group=one.group or "",
+            advantage=credit.advantages[0],
+            reply_logprob=means[one.turn.id],
         )
-        out.append(found)
-        if len(out) == limit:
-            break
-    return out
+        for one, credit in told
+        if one.turn.id in means
+    ]

@@ -391,7 +391,7 @@ class Learner:
                 training=self._training,
             ),
             praised=measure.praised(self._trainer, held.praised),
-            tried=tried(self._trainer, held.tried, limit=self._training.gate_turns),
+            tried=tried(self._trainer, held.tried, max_tokens=self._max_tokens),
         )
 
     def _base_corrections(self, held: Sequence[Turn], known: dict[str, Turn]) -> list[Correction]:

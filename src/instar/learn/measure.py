@@ -52,6 +52,7 @@ def praised(trainer: TorchTrainer, turns: Sequence[Turn]) -> list[Tried]:
     return [
         Tried(
             turn=turn.id,
+            group=turn.id,
             advantage=1.0,
             reply_logprob=fmean(trainer.logprobs(turn.prompt_ids, turn.sampled_ids)),
         )

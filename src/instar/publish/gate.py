@@ -26,7 +26,8 @@ The rules, all of which must hold:
   log-prob a token (lower: what succeeded is likelier, what failed less so). It is a first-order
   estimate of the reward on tasks never trained on, from attempts that are there anyway; playing
   them again with every candidate would take longer than training it. The same two conditions
-  make it worse.
+  make it worse, but what is resampled are tasks: turns at one task fare alike, so that many of
+  them say little more than one. Fewer than four tasks decide nothing, which the report says.
 - **Retention.** exp(mean log-prob a token of the candidate - that of the base) over the
   reference answers must reach `min_retention`: compared with the base and not with the live
   version, so that many small losses cannot add up to a large one.
@@ -48,10 +49,11 @@ import numpy as np
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
+TASKS = 4
+"""Held-out tasks, or praised replies, that it takes to reject a version by them: two or three may
+all get worse by chance, and a run begins with few."""
 ASTRAY = 0.25
 """Nats a token by which a version may be further from its teacher than the base."""
-_FEW_PRAISED = 4
-"""Fewer praised replies say nothing: that one of them got rarer is chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,8 @@ class Tried:
     """How one version does on one turn of a held-out attempt at a task."""
 
     turn: str
+    group: str
+    """Attempts at one task; a praised reply is one by itself."""
     advantage: float
     """Of the attempt, against its group."""
     reply_logprob: float
@@ -133,7 +137,7 @@ class GateReport:
     praised: Comparison | None = None
     """Over praised turns; None where they are too few."""
     attempts: Comparison | None = None
-    """Over turns of held-out attempts at tasks."""
+    """Over held-out tasks: the mean over the turns of each one's attempts."""
     retention: float | None = None
     """Likelihood of the reference answers, a token, as a share of the base's."""
     retention_by_kind: dict[str, float] = field(default_factory=dict)
@@ -190,22 +194,14 @@ def decide(
         )
     # All are in nats a token, of which a share of a likelihood is log(1 + share).
     margin = math.log1p(tolerance)
-    found = {
-        f"KL to the hinted teacher on {turns} held-out corrections": _compare(
-            old.corrections, new.corrections, "wanted_kl", margin
-        ),
-        f"log-prob of the bad reply on {turns} held-out corrections": _compare(
-            old.corrections, new.corrections, "reply_logprob", margin
-        ),
-        f"minus the log-prob of {len(old.praised)} praised replies": _compare_tried(
-            old.praised, new.praised, margin=margin, few=_FEW_PRAISED
-        ),
-    }
+    found = _verdicts(old, new, margin)
     against, fine = _on_verdicts(found, _compare(base, new.corrections, "teacher_kl", ASTRAY))
     attempts = _compare_tried(old.tried, new.tried, margin=margin)
     if attempts is not None:
-        words = _in_words(f"loss on {len(old.tried)} turns of held-out attempts", attempts)
+        words = _in_words(f"loss on {_tasks(old.tried)} held-out tasks", attempts)
         (against if attempts.worse else fine).append(words)
+    elif old.tried:
+        fine.append(f"{_tasks(old.tried)} held-out tasks are too few to say anything ({TASKS})")
     kept, by_kind = _retention(references, base_answers, new_answers)
     if kept is None:
         fine.append("the retention set is empty, so forgetting was not measured")
@@ -228,6 +224,22 @@ def decide(
         retention=kept,
         retention_by_kind=by_kind,
     )
+
+
+def _verdicts(old: Measured, new: Measured, margin: float) -> dict[str, Comparison | None]:
+    """The three numbers of held-out verdicts, by what each is called in a report."""
+    before, after, turns = old.corrections, new.corrections, len(old.corrections)
+    return {
+        f"KL to the hinted teacher on {turns} held-out corrections": _compare(
+            before, after, "wanted_kl", margin
+        ),
+        f"log-prob of the bad reply on {turns} held-out corrections": _compare(
+            before, after, "reply_logprob", margin
+        ),
+        f"minus the log-prob of {len(old.praised)} praised replies": _compare_tried(
+            old.praised, new.praised, margin=margin
+        ),
+    }
 
 
 def _on_verdicts(
@@ -299,13 +311,25 @@ def _compare(
 
 
 def _compare_tried(
-    live: Sequence[Tried], candidate: Sequence[Tried], *, margin: float, few: int = 1
+    live: Sequence[Tried], candidate: Sequence[Tried], *, margin: float
 ) -> Comparison | None:
-    if len(live) < few:
+    if _tasks(live) < TASKS:
         return None
     # A change of a likelihood by the tolerance, for the typical attempt.
     margin *= fmean(abs(one.advantage) for one in live)
-    return _paired([one.loss for one in live], [one.loss for one in candidate], margin=margin)
+    return _paired(_by_task(live), _by_task(candidate), margin=margin)
+
+
+def _tasks(tried: Sequence[Tried]) -> int:
+    return len({one.group for one in tried})
+
+
+def _by_task(tried: Sequence[Tried]) -> list[float]:
+    """The mean loss of each group's turns, always in the same order."""
+    groups: dict[str, list[float]] = {}
+    for one in tried:
+        groups.setdefault(one.group, []).append(one.loss)
+    return [fmean(groups[name]) for name in sorted(groups)]
 
 
 def _paired(live: Sequence[float], candidate: Sequence[float], *, margin: float) -> Comparison:

@@ -160,6 +160,24 @@ class TorchTrainer:
         return tuple(found_M.tolist())
 
     @torch.no_grad()
+    def sample_logprobs(self, sample: Sample) -> tuple[float, ...]:
+        """Log-probs of a sample's trained tokens under the trained weights, at temperature 1.
+
+        Turns that share a beginning are read together, so that it is read once.
+        """
+        previous = sample.tree.previous()
+        with self.model.reading() as view:
+            before_M = self._longs([previous[at] for at in sample.at])
+            found_M = losses.logprobs(
+                self._head(view),
+                self.model.hidden(view, sample.tree)[before_M],
+                targets_M=self._longs([sample.tree.ids[at] for at in sample.at]),
+                temperatures_M=self._floats([1.0] * len(sample.at)),
+                chunk=self._chunk,
+            )
+        return tuple(found_M.tolist())
+
+    @torch.no_grad()
     def likelihoods(
         self, prompt_ids: Sequence[int], endings: Sequence[Sequence[int]]
     ) -> list[float]:
