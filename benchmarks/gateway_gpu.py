@@ -9,7 +9,7 @@ from the first request's start to the last reply's end, best of the rounds.
     engine            instar's vLLM engine alone, in one piece; engine_stream token by token
     gateway           instar serve: capture and durable recording; gateway_stream with streaming
 
-    python benchmarks/gateway_gpu.py --model FOLDER [--chats 256 --prompt 512 --reply 256]
+    python benchmarks/gateway_gpu.py [--model FOLDER] [--chats 256 --prompt 512 --reply 256]
 """
 
 from __future__ import annotations
@@ -383,7 +383,7 @@ def ratios(results: dict[str, Any]) -> dict[str, float]:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", help="a Hugging Face folder", default="")
+    parser.add_argument("--model", help="a folder; by default the embedded model's", default="")
     parser.add_argument("--chats", type=int, default=256)
     parser.add_argument("--prompt", type=int, default=512, help="prompt tokens a chat")
     parser.add_argument("--reply", type=int, default=256, help="reply tokens a chat")
@@ -399,12 +399,19 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _embedded() -> str:
+    from instar.backends.embedded import embedded_model
+
+    return str(embedded_model(Path.home() / ".instar"))
+
+
 def main() -> None:
     options = parse()
     if options.options:
         options = argparse.Namespace(**json.loads(Path(options.options).read_text()))
         Path(options.result).write_text(json.dumps(CHILDREN[options.child](options)))
         return
+    options.model = options.model or _embedded()
     results: dict[str, Any] = {}
     for way in options.only.split(","):
         try:

@@ -46,15 +46,21 @@ def contract(dtype: str, more: list[str]) -> dict[str, Any]:
     env["INSTAR_TEST_VLLM_DTYPE"] = dtype
     env["INSTAR_TEST_VLLM_TOLERANCE"] = str(TOLERANCES[dtype])
     command = [sys.executable, "-m", "pytest", str(ROOT / "tests" / "contract"), "-k", "vllm"]
-    done = subprocess.run(
-        [*command, "--tb=short", "-rfEs", "-p", "no:cacheprovider", *more],
+    lines: list[str] = []
+    with subprocess.Popen(
+        [*command, "--tb=short", "-rfEs", "-v", "-p", "no:cacheprovider", *more],
         env=env,
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-    )
-    return {"rc": done.returncode, "tail": done.stdout[-6000:].splitlines()}
+    ) as running:
+        assert running.stdout is not None
+        # Shown as they come: a lease may end before the tests do.
+        for line in running.stdout:
+            print(line, end="", file=sys.stderr, flush=True)
+            lines.append(line.rstrip())
+    return {"rc": running.returncode, "tail": lines[-60:]}
 
 
 def logprobs(model: Path, dtype: str) -> dict[str, Any]:
