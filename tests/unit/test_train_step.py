@@ -24,7 +24,7 @@ from instar.batch.pack import pack
 from instar.config import TrainingConfig
 from instar.errors import ModelError
 from instar.learn.groups import tried
-from instar.train.step import StepSettings, TorchTrainer
+from instar.train.step import TorchTrainer
 from instar.types import Batch
 
 ALL_LINEAR = ["all-linear"]
@@ -45,11 +45,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(tmp_path_factory.mktemp("tiny"))
 
 
-def make(folder: Path, *, step: StepSettings | None = None, **training: Any) -> TorchTrainer:
+def make(folder: Path, **training: Any) -> TorchTrainer:
     """With a loss that is the plain sum of its terms, unless `training` says otherwise."""
     options = {"lora_rank": 4, "lora_alpha": 8, "lora_target_modules": ALL_LINEAR}
     options |= {"divergence": "reverse", "dissent": 1.0} | training
-    trainer = TorchTrainer(folder, TrainingConfig(**options), settings=step, device="cpu")
+    trainer = TorchTrainer(folder, TrainingConfig(**options), device="cpu")
     stir(trainer)
     return trainer
 
@@ -195,7 +195,7 @@ def test_identical_retries_add_their_credits(trainer: TorchTrainer) -> None:
 
 @pytest.mark.parametrize("guidance", [0.0, 0.5])
 def test_distillation_is_exact_reverse_kl_to_the_base(folder: Path, guidance: float) -> None:
-    trainer = make(folder, step=StepSettings(guidance=guidance))
+    trainer = make(folder, guidance=guidance)
     turns = [
         earned(one.turn, 0.3 * n, distill=0.5 + n, hinted=[50, 51, *one.turn.prompt_ids])
         for n, (one, _) in enumerate(comb())
@@ -329,7 +329,7 @@ def test_an_empty_batch_is_refused(trainer: TorchTrainer) -> None:
 
 
 def test_the_value_head_learns_returns_and_leaves_the_policy_alone(folder: Path) -> None:
-    trainer = make(folder, step=StepSettings(value_head=True), learning_rate=0.05)
+    trainer = make(folder, value_head=True, learning_rate=0.05)
     judged, credit = earned(turn("v", [1, 2, 3], [4, 5]), 0.0)
     batch = batch_of([(judged, replace(credit, value=0.0, target=1.0))])
     spoken = trainer.logprobs([1, 2, 3], [4, 5])
@@ -442,7 +442,7 @@ def test_the_gate_measures_with_the_teacher_that_trains(tmp_path: Path, guidance
     from transformers import AutoModelForCausalLM
 
     folder = tiny_llama(tmp_path / "model")
-    trainer = TorchTrainer(folder, TrainingConfig(), settings=StepSettings(guidance=guidance))
+    trainer = TorchTrainer(folder, TrainingConfig(guidance=guidance))
     prompt, hinted, sampled = [1, 2, 3], [9, 1, 2, 3], [4, 5]
     found = trainer.against_teacher(prompt, hinted_ids=hinted, sampled_ids=sampled)
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

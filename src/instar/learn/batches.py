@@ -74,6 +74,10 @@ def settings_of(training: TrainingConfig) -> CreditSettings:
         binary_weight=training.binary_weight,
         opd_weight=training.opd_weight,
         step_weight=training.step_weight,
+        group_scale=training.group_scale,
+        opd=training.opd,
+        opd_clip=training.opd_clip,
+        truncated=training.truncated,
         max_age=training.max_staleness,
     )
 

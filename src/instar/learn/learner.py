@@ -109,6 +109,7 @@ class Learner:
         oldest = min(one.turn.created for one in judged)
         waited = time.time() - oldest >= self._training.max_wait_s
         live = await self._book.live_name(owner)
+        judged = await asyncio.to_thread(self._estimated, owner, live, judged)
         prepared = self._prepare(judged, live, at_least=1 if waited else self._training.batch_size)
         if prepared is None:
             return None
@@ -126,6 +127,7 @@ class Learner:
         live = await self._book.live_name(owner)
         names = [group[0].group for group in ready]
         judged = await self._judged_groups(owner, ready)
+        judged = await asyncio.to_thread(self._estimated, owner, live, judged)
         prepared = self._prepare(judged, live, at_least=1, groups=True)
         if prepared is None:
             log.info("%d groups teach nothing: their attempts fared alike, or are old", len(ready))
@@ -225,6 +227,7 @@ class Learner:
                 )
                 for turn in rest
             ]
+            judged = await asyncio.to_thread(self._estimated, owner, live, judged)
             if prepared := self._prepare(judged, live, at_least=1, groups=bool(played)):
                 done.append(await self._update(owner, live, prepared))
         return done
@@ -327,6 +330,27 @@ class Learner:
             )
             for turn in turns
         ]
+
+    def _estimated(self, owner: str, live: str, judged: Sequence[Judged]) -> list[Judged]:
+        """With what only weights can tell: a teacher's log-probs, the value head's estimates."""
+        training = self._training
+        if not training.value_head and training.opd == "full":
+            return list(judged)
+        self._hold(owner, live)
+        out = []
+        for one in judged:
+            theirs = value = None
+            if training.opd == "sampled" and one.hinted_ids is not None:
+                theirs = self._trainer.logprobs(
+                    one.hinted_ids,
+                    one.turn.sampled_ids,
+                    temperature=one.turn.settings.temperature or 1.0,
+                    weights="base",
+                )
+            if training.value_head:
+                value = self._trainer.value(one.turn.prompt_ids)
+            out.append(replace(one, teacher_logprobs=theirs, value=value))
+        return out
 
     def _hinted(
         self, turn: Turn, known: dict[str, Turn], standing: str | None = None

@@ -22,7 +22,7 @@ from instar.record.controls import is_paused
 from instar.record.forget import finish_rebuild, pending_rebuilds
 from instar.record.store import TurnStore, open_store
 from instar.record.versions import VersionBook
-from instar.train.step import StepSettings, TorchTrainer
+from instar.train.step import TorchTrainer
 
 log = logging.getLogger("instar.learn")
 
@@ -89,7 +89,7 @@ def make_learner(config: Config, home: Path, folder: Path, store: TurnStore) -> 
     wanted = training.gate_references
     step = max(1, len(every) // wanted) if wanted else 1
     return Learner(
-        TorchTrainer(folder, training, settings=StepSettings(guidance=training.guidance)),
+        TorchTrainer(folder, training),
         training=training,
         renderer=ChatRenderer.from_folder(
             folder, tokenizer=config.model.tokenizer_path, tool_parser=config.gateway.tool_parser

@@ -19,7 +19,7 @@ from typing import NamedTuple, get_args
 
 from tokenizers import Tokenizer
 
-from instar.config import RedactKind
+from instar.config_training import RedactKind
 from instar.text import TextDecoder
 
 KINDS: tuple[RedactKind, ...] = get_args(RedactKind)

@@ -26,26 +26,6 @@ from instar.types import Batch, Sample, Segment, Tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepSettings:
-    """How the loss is made, beyond what `TrainingConfig` says."""
-
-    ratio_cap: float = 2.0
-    """Largest importance weight of a token."""
-    normalise: Literal["turn", "token"] = "turn"
-    top_k: int = 0
-    """Distil over the student's K likeliest tokens and the rest as one; 0: all of them."""
-    kl_clip: float = 10.0
-    """Largest divergence of one token; what is above is scaled down to it."""
-    guidance: float = 0.0
-    """How much further than the hinted base the teacher goes, away from the base unhinted."""
-    value_head: bool = False
-    """Learn an estimate of how a session will go, for GAE."""
-    value_weight: float = 0.5
-    weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Lesson:
     """A teacher, and which trained tokens it has something to say on."""
 
@@ -74,17 +54,16 @@ class TorchTrainer:
         folder: Path,
         training: TrainingConfig,
         *,
-        settings: StepSettings | None = None,
         device: str = "auto",
         dtype: str = "auto",
         seed: int = 0,
     ) -> None:
-        self.training, self.settings = training, settings or StepSettings()
+        self.training = training
         self.model = Model(folder, training, device=device, dtype=dtype, seed=seed)
         self.steps = 0
         self._chunk = losses.chunk_size(self.model.vocab)
         self._value: nn.Linear | None = None
-        if self.settings.value_head:
+        if self.training.value_head:
             self._value = nn.Linear(self.model.hidden_size, 1).to(self.model.device)
             nn.init.zeros_(self._value.weight)
             nn.init.zeros_(self._value.bias)
@@ -92,8 +71,7 @@ class TorchTrainer:
         self._optimizer = torch.optim.AdamW(
             list(self._parameters.values()),
             lr=training.learning_rate,
-            betas=self.settings.betas,
-            weight_decay=self.settings.weight_decay,
+            weight_decay=self.training.weight_decay,
         )
 
     def steps_on(self, batch: Batch, times: int) -> dict[str, float]:
@@ -130,7 +108,7 @@ class TorchTrainer:
         turns, tokens = len(batch.turns), sum(len(sample.at) for sample in batch.samples)
         for at, sample in enumerate(batch.samples):
             weights = losses.token_weights(
-                sample.turn_index, turns=turns, tokens=tokens, per=self.settings.normalise
+                sample.turn_index, turns=turns, tokens=tokens, per=self.training.loss_mean
             )
             lesson = teachers[at] if teachers else self._teacher(sample)
             loss, terms = self._loss(sample, lesson, weights, turns)
@@ -210,7 +188,7 @@ class TorchTrainer:
         plain, hinted = _path(prompt_ids, sampled_ids), _path(hinted_ids, sampled_ids)
         ones_M = self._floats([1.0] * len(sampled_ids))
         # The teacher of the loss: a policy that follows a guided one moves away from the plain one.
-        guidance = self.settings.guidance
+        guidance = self.training.guidance
         with self.model.frozen() as view:
             teacher = losses.Teacher(
                 head=self._head(view),
@@ -241,7 +219,7 @@ class TorchTrainer:
     def value(self, prompt_ids: Sequence[int]) -> float:
         """The value head's estimate at the end of a prompt."""
         if self._value is None:
-            raise ModelError("this trainer has no value head; set StepSettings.value_head")
+            raise ModelError("this trainer has no value head; set training.value_head")
         tree = _path(prompt_ids, ())
         with self.model.reading() as view:
             return float(self._value(self.model.hidden(view, tree)[-1].float()))
@@ -295,7 +273,7 @@ class TorchTrainer:
         policy, terms = self._policy_loss(sample, logprobs_M, weights_M)
         distill, more = self._distill_loss(sample, lesson, found, weights_M)
         value = self._value_loss(sample, hidden_MD) / turns
-        loss = policy + distill + self.settings.value_weight * value
+        loss = policy + distill + self.training.value_weight * value
         terms |= more | {"loss": loss.detach(), "value_loss": value.detach()}
         return loss, terms
 
@@ -322,7 +300,7 @@ class TorchTrainer:
             targets_M=targets_M[lesson.at_M],
             temperatures_M=temperatures_M[lesson.at_M],
             chunk=self._chunk,
-            top_k=self.settings.top_k,
+            top_k=self.training.opd_top_k,
             kind=self.training.divergence,
         )
         alone_M = losses.logprobs(
@@ -344,7 +322,7 @@ class TorchTrainer:
             advantages_M=self._floats(sample.advantages),
             clip_low=self.training.ppo_clip_ratio,
             clip_high=self.training.ppo_clip_ratio_high,
-            ratio_cap=self.settings.ratio_cap,
+            ratio_cap=self.training.importance_cap,
         )
         loss = (weights_M * found.loss_M).sum()
         return loss, {
@@ -369,7 +347,7 @@ class TorchTrainer:
         wanted_M = wanted_M * losses.agreement(
             self._floats(sample.advantages)[at_M], found, dissent=self.training.dissent
         )
-        clipped_M = losses.clipped_kl(found.divergence_M, self.settings.kl_clip)
+        clipped_M = losses.clipped_kl(found.divergence_M, self.training.opd_clip)
         loss = (wanted_M * clipped_M).sum()
         kl = found.divergence_M.detach().sum()
         return loss, {"distill_loss": loss.detach(), "distill_kl_sum": kl}
@@ -388,9 +366,9 @@ class TorchTrainer:
                 head=self._head(view),
                 hinted_MD=self.model.hidden(view, sample.hinted)[hinted_M],
                 plain_MD=self.model.hidden(view, sample.tree)[self._before(sample)[at_M]]
-                if self.settings.guidance
+                if self.training.guidance
                 else None,
-                guidance=self.settings.guidance,
+                guidance=self.training.guidance,
                 temperature=self.training.teacher_temperature,
             )
         return _Lesson(at_M=at_M, others_M=self._longs(others), teacher=teacher)
