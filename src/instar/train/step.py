@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from instar.config import TrainingConfig
 from instar.errors import ModelError
 from instar.train import losses
-from instar.train.model import Model, View
-from instar.types import Batch, Sample, Segment, Tree
+from instar.train.model import Model
+from instar.train.reading import WeightsReader, path
+from instar.types import Batch, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,19 +35,7 @@ class _Lesson:
     teacher: losses.Teacher
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgainstTeacher:
-    """How some weights stand to a hinted teacher on one reply, each a mean over its tokens."""
-
-    kl: float
-    """KL from the weights to the teacher."""
-    wanted: float
-    """The part of it that training works at: without what the verdict has overruled."""
-    logprob: float
-    """Of the reply itself."""
-
-
-class TorchTrainer:
+class TorchTrainer(WeightsReader):
     """Holds the model, the optimiser and nothing of where batches come from."""
 
     def __init__(
@@ -58,10 +47,8 @@ class TorchTrainer:
         dtype: str = "auto",
         seed: int = 0,
     ) -> None:
-        self.training = training
-        self.model = Model(folder, training, device=device, dtype=dtype, seed=seed)
+        super().__init__(Model(folder, training, device=device, dtype=dtype, seed=seed), training)
         self.steps = 0
-        self._chunk = losses.chunk_size(self.model.vocab)
         self._value: nn.Linear | None = None
         if self.training.value_head:
             self._value = nn.Linear(self.model.hidden_size, 1).to(self.model.device)
@@ -117,110 +104,11 @@ class TorchTrainer:
         return sums
 
     @torch.no_grad()
-    def logprobs(
-        self,
-        prompt_ids: Sequence[int],
-        sampled_ids: Sequence[int],
-        *,
-        temperature: float = 1.0,
-        weights: Literal["policy", "base"] = "policy",
-    ) -> tuple[float, ...]:
-        """Log-probs of sampled ids after a prompt, under the trained weights or the frozen base."""
-        first, tree = len(prompt_ids), _path(prompt_ids, sampled_ids)
-        with self.model.frozen() if weights == "base" else self.model.reading() as view:
-            found_M = losses.logprobs(
-                self._head(view),
-                self.model.hidden(view, tree)[first - 1 : -1],
-                targets_M=self._longs(sampled_ids),
-                temperatures_M=self._floats([temperature] * len(sampled_ids)),
-                chunk=self._chunk,
-            )
-        return tuple(found_M.tolist())
-
-    @torch.no_grad()
-    def sample_logprobs(self, sample: Sample) -> tuple[float, ...]:
-        """Log-probs of a sample's trained tokens under the trained weights, at temperature 1.
-
-        Turns that share a beginning are read together, so that it is read once.
-        """
-        previous = sample.tree.previous()
-        with self.model.reading() as view:
-            before_M = self._longs([previous[at] for at in sample.at])
-            found_M = losses.logprobs(
-                self._head(view),
-                self.model.hidden(view, sample.tree)[before_M],
-                targets_M=self._longs([sample.tree.ids[at] for at in sample.at]),
-                temperatures_M=self._floats([1.0] * len(sample.at)),
-                chunk=self._chunk,
-            )
-        return tuple(found_M.tolist())
-
-    @torch.no_grad()
-    def likelihoods(
-        self, prompt_ids: Sequence[int], endings: Sequence[Sequence[int]]
-    ) -> list[float]:
-        """The log-prob of each ending under the frozen base; the prompt is read once."""
-        tree = _fan(prompt_ids, endings)
-        previous = tree.previous()
-        at = list(range(len(prompt_ids), len(tree.ids)))
-        with self.model.frozen() as view:
-            found_M = losses.logprobs(
-                self._head(view),
-                self.model.hidden(view, tree)[self._longs([previous[one] for one in at])],
-                targets_M=self._longs([tree.ids[one] for one in at]),
-                temperatures_M=self._floats([1.0] * len(at)),
-                chunk=self._chunk,
-            )
-        sizes = [len(one) for one in endings]
-        return [float(part.sum()) for part in torch.split(found_M, sizes)]
-
-    @torch.no_grad()
-    def against_teacher(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        hinted_ids: Sequence[int],
-        sampled_ids: Sequence[int],
-        verdict: float = 0.0,
-        weights: Literal["policy", "base"] = "policy",
-    ) -> AgainstTeacher:
-        """Some weights against the teacher that has read the hint, on a reply with a verdict."""
-        plain, hinted = _path(prompt_ids, sampled_ids), _path(hinted_ids, sampled_ids)
-        ones_M = self._floats([1.0] * len(sampled_ids))
-        # The teacher of the loss: a policy that follows a guided one moves away from the plain one.
-        guidance = self.training.guidance
-        with self.model.frozen() as view:
-            teacher = losses.Teacher(
-                head=self._head(view),
-                hinted_MD=self.model.hidden(view, hinted)[len(hinted_ids) - 1 : -1],
-                plain_MD=self.model.hidden(view, plain)[len(prompt_ids) - 1 : -1]
-                if guidance
-                else None,
-                guidance=guidance,
-                temperature=self.training.teacher_temperature,
-            )
-        with self.model.frozen() if weights == "base" else self.model.reading() as view:
-            found = losses.taught(
-                self._head(view),
-                self.model.hidden(view, plain)[len(prompt_ids) - 1 : -1],
-                teacher=teacher,
-                targets_M=self._longs(sampled_ids),
-                temperatures_M=ones_M,
-                chunk=self._chunk,
-            )
-        agreed_M = losses.agreement(verdict * ones_M, found, dissent=self.training.dissent)
-        return AgainstTeacher(
-            kl=float(found.divergence_M.mean()),
-            wanted=float((agreed_M * found.divergence_M).mean()),
-            logprob=float(found.logprobs_M.mean()),
-        )
-
-    @torch.no_grad()
     def value(self, prompt_ids: Sequence[int]) -> float:
         """The value head's estimate at the end of a prompt."""
         if self._value is None:
             raise ModelError("this trainer has no value head; set training.value_head")
-        tree = _path(prompt_ids, ())
+        tree = path(prompt_ids, ())
         with self.model.reading() as view:
             return float(self._value(self.model.hidden(view, tree)[-1].float()))
 
@@ -373,11 +261,6 @@ class TorchTrainer:
             )
         return _Lesson(at_M=at_M, others_M=self._longs(others), teacher=teacher)
 
-    def _before(self, sample: Sample) -> Tensor:
-        """Where each trained token's logits come from."""
-        previous = sample.tree.previous()
-        return self._longs([previous[at] for at in sample.at])
-
     def _value_loss(self, sample: Sample, hidden_MD: Tensor) -> Tensor:
         """Summed over turns; estimates are made at the end of a turn's prompt."""
         known = [at for at, target in enumerate(sample.returns) if target is not None]
@@ -393,13 +276,6 @@ class TorchTrainer:
             clip=self.training.value_clip_ratio if self.training.value_clip else None,
         ).sum()
 
-    def _head(self, view: View) -> losses.Head:
-        def logits(hidden_CD: Tensor) -> Tensor:
-            with self.model.precision():
-                return view.head(hidden_CD)
-
-        return logits
-
     def _rate(self) -> float:
         warmup = self.training.warmup_steps
         return self.training.learning_rate * min(1.0, (self.steps + 1) / (warmup + 1))
@@ -408,30 +284,6 @@ class TorchTrainer:
         if self._value is None:
             return []
         return [(f"value.{name}", one) for name, one in self._value.named_parameters()]
-
-    def _longs(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.long, device=self.model.device)
-
-    def _floats(self, values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=self.model.device)
-
-
-def _path(prompt_ids: Sequence[int], sampled_ids: Sequence[int]) -> Tree:
-    """A tree without branches."""
-    ids = (*prompt_ids, *sampled_ids)
-    return Tree(ids=ids, positions=tuple(range(len(ids))), segments=(Segment(0, len(ids), -1),))
-
-
-def _fan(prompt_ids: Sequence[int], endings: Sequence[Sequence[int]]) -> Tree:
-    """A prompt with several endings, the longest first as trees are laid out."""
-    trunk = len(prompt_ids)
-    ids, positions = list(prompt_ids), list(range(trunk))
-    segments = [Segment(0, trunk, -1)]
-    for ending in endings:
-        segments.append(Segment(len(ids), len(ending), 0))
-        ids += ending
-        positions += range(trunk, trunk + len(ending))
-    return Tree(ids=tuple(ids), positions=tuple(positions), segments=tuple(segments))
 
 
 def _metrics(batch: Batch, sums: Counter[str]) -> dict[str, float]:
