@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from instar.cli import app
 from instar.ids import share_of
-from instar.publish.gate import decide
+from instar.publish.gate import Measured, decide
 from instar.publish.versions import ADAPTER, VersionFiles
 from instar.record.store import TurnStore, open_store
 from instar.record.versions import VersionBook
@@ -81,8 +81,8 @@ def stocked(home: Path) -> Path:
             report = decide(
                 candidate="v2",
                 live="v1",
-                old=(),
-                new=(),
+                old=Measured(),
+                new=Measured(),
                 base=(),
                 references=(),
                 base_answers=(),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from statistics import fmean
 
 from instar.batch.credit import CreditSettings, Judged, binary
 from instar.batch.merge import merge
+from instar.config import TrainingConfig
 from instar.ids import share_of
 from instar.publish.gate import Tried
+from instar.record.attempts import AttemptBook
 from instar.train.step import TorchTrainer
 from instar.types import Attempt, Turn
 
@@ -22,6 +25,28 @@ HELD_OUT = "held_out"
 def is_held_out(group: Sequence[Attempt], share: float) -> bool:
     """By the task: a task that is held out is so in every run."""
     return share_of(f"{group[0].environment}/{group[0].task}") < share
+
+
+async def ready_groups(
+    attempts: AttemptBook, owner: str, *, wanted: int, training: TrainingConfig
+) -> list[list[Attempt]] | None:
+    """Groups for one update; those at held-out tasks are put aside for the gate."""
+    found = await attempts.groups(owner, limit=4 * wanted, judged=training.step_weight > 0)
+    kept = [group[0].group for group in found if is_held_out(group, training.holdout_share)]
+    if kept:
+        await attempts.set_used(owner, kept, HELD_OUT)
+    ready: list[list[Attempt]] = []
+    for group in found:
+        if group[0].group not in kept and sum(map(len, ready)) < wanted:
+            ready.append(group)
+    if not ready:
+        return None
+    oldest = min(one.created for group in ready for one in group)
+    late = time.time() - oldest >= training.max_wait_s
+    # A round is as many whole groups as fit into it; those put aside were part of it.
+    aside = await attempts.held_since(owner, HELD_OUT)
+    enough = sum(map(len, ready)) + aside > wanted - len(ready[0])
+    return ready if late or enough else None
 
 
 async def judged_groups(

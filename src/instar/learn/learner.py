@@ -21,12 +21,12 @@ from instar.batch.credit import Judged
 from instar.batch.render import ChatRenderer
 from instar.config import RolloutConfig, TrainingConfig
 from instar.errors import ModelError
-from instar.learn import measure
 from instar.learn.batches import Prepared, hinted_prompt, prepare, standing_hint
-from instar.learn.groups import HELD_OUT, is_held_out, judged_groups, tried, with_outcome
+from instar.learn.gatekeeper import Gatekeeper, Held, with_sessions
+from instar.learn.groups import judged_groups, ready_groups, with_outcome
 from instar.learn.memory import CPU_PASS_TOKENS, give_back
 from instar.learn.states import TrainerStates
-from instar.publish.gate import Correction, GateReport, Measured, Reference, decide
+from instar.publish.gate import GateReport, Measured, Reference
 from instar.publish.versions import VersionFiles, safe
 from instar.record.attempts import AttemptBook
 from instar.record.versions import VersionBook
@@ -34,9 +34,6 @@ from instar.train.step import TorchTrainer
 from instar.types import BASE_VERSION, Attempt, Turn, Version
 
 log = logging.getLogger("instar.learn")
-
-_GATE_GROUPS = 8
-"""The newest groups at held-out tasks that the gate looks at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,17 +44,6 @@ class Outcome:
     report: GateReport
     metrics: dict[str, float]
     seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Held:
-    """What the gate looks at, none of which is ever trained on."""
-
-    turns: list[Turn]
-    """Corrected ones."""
-    known: dict[str, Turn]
-    praised: list[Turn]
-    tried: list[Judged]
 
 
 class Learner:
@@ -85,15 +71,22 @@ class Learner:
         self._book = book
         self._files = files
         self._turns = turns
-        self._references = list(references)
         self._states = TrainerStates(folder)
         self._max_tokens = max_tokens
         self._attempts = attempts
         self._rollout = rollout or RolloutConfig()
         self._fresh = copy.deepcopy(trainer.state())
         self._holds: tuple[str, str] | None = None
-        self._base_answers: list[float] | None = None
-        self._base_held: dict[str, Correction] = {}
+        self._gate = Gatekeeper(
+            trainer,
+            training=training,
+            renderer=renderer,
+            book=book,
+            turns=turns,
+            references=references,
+            max_tokens=max_tokens,
+            attempts=attempts,
+        )
 
     async def learn(self, owner: str) -> Outcome | None:
         """One update for this owner, if enough of their turns are ready or have waited long."""
@@ -121,7 +114,9 @@ class Learner:
         """From attempts at tasks: whole groups, as many as make a round."""
         if self._attempts is None:
             return None
-        ready = await self._ready_groups(self._attempts, owner)
+        ready = await ready_groups(
+            self._attempts, owner, wanted=self._rollout.batch_size, training=self._training
+        )
         if ready is None:
             return None
         live = await self._book.live_name(owner)
@@ -136,28 +131,6 @@ class Learner:
         outcome = await self._update(owner, live, prepared)
         await self._attempts.set_used(owner, names, outcome.version.name)
         return outcome
-
-    async def _ready_groups(self, attempts: AttemptBook, owner: str) -> list[list[Attempt]] | None:
-        """Groups for one update; those at held-out tasks are put aside for the gate."""
-        wanted = self._rollout.batch_size
-        found = await attempts.groups(
-            owner, limit=4 * wanted, judged=self._training.step_weight > 0
-        )
-        share = self._training.holdout_share
-        if kept := [group[0].group for group in found if is_held_out(group, share)]:
-            await attempts.set_used(owner, kept, HELD_OUT)
-        ready: list[list[Attempt]] = []
-        for group in found:
-            if group[0].group not in kept and sum(map(len, ready)) < wanted:
-                ready.append(group)
-        if not ready:
-            return None
-        oldest = min(one.created for group in ready for one in group)
-        late = time.time() - oldest >= self._training.max_wait_s
-        # A round is as many whole groups as fit into it; those put aside were part of it.
-        aside = await attempts.held_since(owner, HELD_OUT)
-        enough = sum(map(len, ready)) + aside > wanted - len(ready[0])
-        return ready if late or enough else None
 
     async def _judged_groups(self, owner: str, groups: Sequence[Sequence[Attempt]]) -> list[Judged]:
         ages = await self._ages(owner)
@@ -187,7 +160,7 @@ class Learner:
     async def _gate_again(self, version: Version, live: str) -> Outcome | None:
         """Measure a candidate from its files; None where that cannot be, and it is rejected."""
         owner = version.owner
-        held = await self._held_out(owner)
+        held = await self._gate.held_out(owner)
         try:
             if version.parent != live:
                 raise ModelError(
@@ -195,12 +168,13 @@ class Learner:
                 )
             old = await asyncio.to_thread(self._measure, owner, live, held)
             new = await asyncio.to_thread(self._measure, owner, version.name, held)
-            kept = await asyncio.to_thread(self._answers)
+            answers = await asyncio.to_thread(self._gate.answers)
         except ModelError as error:
             await self._book.note_gate(owner, version.name, _refused(live, version.name, error))
             return None
-        base = await asyncio.to_thread(self._base_corrections, held.turns, held.known)
-        report = self._decide(version.name, live, old, new, base, kept)
+        report = await asyncio.to_thread(
+            self._gate.decide, version.name, live, old=old, new=new, answers=answers, held=held
+        )
         await self._publish(version, report, live)
         return Outcome(version=version, report=report, metrics={}, seconds=0.0)
 
@@ -216,7 +190,7 @@ class Learner:
             names = [turn.id for turn in batch]
             learned = await self._book.trained(owner, names, line=live)
             rest = [turn for turn in batch if turn.id not in learned]
-            known = await self._known(owner, rest)
+            known = await with_sessions(owner, rest, self._turns)
             played = await self._outcomes(owner, rest)
             judged = [
                 replace(
@@ -256,14 +230,14 @@ class Learner:
 
     async def _update(self, owner: str, live: str, prepared: Prepared) -> Outcome:
         started = time.monotonic()
-        held = await self._held_out(owner)
+        held = await self._gate.held_out(owner)
         await asyncio.to_thread(self._hold, owner, live)
         before = copy.deepcopy(self._trainer.state())
-        old = await asyncio.to_thread(self._measure, owner, live, held)
+        old = await asyncio.to_thread(self._gate.measure, held)
         metrics = await asyncio.to_thread(self._steps, prepared)
         self._holds = None
-        new = await asyncio.to_thread(self._measure, owner, None, held)
-        kept = await asyncio.to_thread(self._answers)
+        new = await asyncio.to_thread(self._gate.measure, held)
+        answers = await asyncio.to_thread(self._gate.answers)
         name = await self._book.reserve(owner)
         version = Version(
             name=name,
@@ -278,8 +252,9 @@ class Learner:
         )
         await asyncio.to_thread(self._files.write, version, self._trainer.save_adapter)
         await asyncio.to_thread(self._states.save, owner, name, self._trainer.state())
-        base = await asyncio.to_thread(self._base_corrections, held.turns, held.known)
-        report = self._decide(name, live, old, new, base, kept)
+        report = await asyncio.to_thread(
+            self._gate.decide, name, live, old=old, new=new, answers=answers, held=held
+        )
         if not await self._book.add(version):
             log.info("%s is given up: one of its turns was forgotten meanwhile", name)
             report = replace(report, accepted=False)
@@ -320,7 +295,7 @@ class Learner:
         turns = await self._book.trainable(
             owner, share=training.holdout_share, limit=8 * training.batch_size, stale=stale
         )
-        known = await self._known(owner, turns)
+        known = await with_sessions(owner, turns, self._turns)
         standing = await self._standing(owner, turns) if training.standing_hints else None
         return [
             Judged(
@@ -372,25 +347,6 @@ class Learner:
         ages = {version.name: at for at, version in enumerate(line)}
         return ages | {BASE_VERSION: len(line)}
 
-    async def _held_out(self, owner: str) -> _Held:
-        share, limit = self._training.holdout_share, self._training.gate_turns
-        turns = await self._book.held_out(owner, share=share, limit=limit)
-        praised = await self._book.held_out(owner, share=share, limit=limit, praised=True)
-        tried: list[Judged] = []
-        if self._attempts is not None:
-            newest = await self._attempts.latest(owner, HELD_OUT, limit=_GATE_GROUPS)
-            tried = await judged_groups(owner, newest, turns_of=self._turns, ages={})
-        known = await self._known(owner, turns)
-        return _Held(turns=turns, known=known, praised=praised, tried=tried)
-
-    async def _known(self, owner: str, turns: Sequence[Turn]) -> dict[str, Turn]:
-        """All turns of the sessions of these, by id: hinted prompts reuse their sampled ids."""
-        sessions = {turn.session for turn in turns if turn.replies}
-        found: dict[str, Turn] = {}
-        for session in sessions:
-            found |= {turn.id: turn for turn in await self._turns(owner, session)}
-        return found
-
     def _hold(self, owner: str, name: str) -> None:
         """Bring the trainer to a version, with its optimiser's state where there is one."""
         if self._holds == (owner, name):
@@ -402,69 +358,9 @@ class Learner:
             self._trainer.load_adapter(self._files.folder(owner, name))
         self._holds = (owner, name)
 
-    def _measure(self, owner: str, name: str | None, held: _Held) -> Measured:
-        """Of a version, or of the weights as they are now."""
-        if name is not None:
-            self._hold(owner, name)
-        return Measured(
-            corrections=measure.corrections(
-                self._trainer,
-                held.turns,
-                renderer=self._renderer,
-                known=held.known,
-                training=self._training,
-            ),
-            praised=measure.praised(self._trainer, held.praised),
-            tried=tried(self._trainer, held.tried, max_tokens=self._max_tokens),
-        )
-
-    def _base_corrections(self, held: Sequence[Turn], known: dict[str, Turn]) -> list[Correction]:
-        """Of the base: a turn is measured once."""
-        new = [turn for turn in held if turn.id not in self._base_held]
-        found = measure.corrections(
-            self._trainer,
-            new,
-            renderer=self._renderer,
-            known=known,
-            training=self._training,
-            weights="base",
-        )
-        names = {turn.id for turn in held}
-        kept = [one for name, one in self._base_held.items() if name in names]
-        self._base_held = {one.turn: one for one in (*kept, *found)}
-        return list(self._base_held.values())
-
-    def _answers(self) -> list[float]:
-        """Of the weights as they are now; those of the base are measured once."""
-        if self._base_answers is None:
-            self._base_answers = measure.answers(
-                self._trainer, self._references, renderer=self._renderer, weights="base"
-            )
-        return measure.answers(
-            self._trainer, self._references, renderer=self._renderer, weights="policy"
-        )
-
-    def _decide(
-        self,
-        name: str,
-        live: str,
-        old: Measured,
-        new: Measured,
-        base: Sequence[Correction],
-        kept: Sequence[float],
-    ) -> GateReport:
-        return decide(
-            candidate=name,
-            live=live,
-            old=old,
-            new=new,
-            base=base,
-            references=self._references,
-            base_answers=self._base_answers or (),
-            new_answers=kept,
-            tolerance=self._training.gate_tolerance,
-            min_retention=self._training.min_retention,
-        )
+    def _measure(self, owner: str, name: str, held: Held) -> Measured:
+        self._hold(owner, name)
+        return self._gate.measure(held)
 
     async def _prune(self, owner: str) -> None:
         for version in await self._book.prune(owner, keep=self._training.keep_versions):

@@ -1,0 +1,138 @@
+"""Measures the weights that a trainer holds on what is never trained on, for the gate to decide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from instar.batch.credit import Judged
+from instar.batch.render import ChatRenderer
+from instar.config import TrainingConfig
+from instar.learn import measure
+from instar.learn.groups import HELD_OUT, TurnsOf, judged_groups, tried
+from instar.publish.gate import Correction, GateReport, Measured, Reference, decide
+from instar.record.attempts import AttemptBook
+from instar.record.versions import VersionBook
+from instar.train.step import TorchTrainer
+from instar.types import Turn
+
+_GATE_GROUPS = 8
+"""The newest groups at held-out tasks that the gate looks at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What the gate looks at, none of which is ever trained on."""
+
+    turns: list[Turn]
+    """Corrected ones."""
+    known: Mapping[str, Turn]
+    """All turns of their sessions."""
+    praised: list[Turn]
+    tried: list[Judged]
+
+
+class Gatekeeper:
+    """Asked before and after an update; what the base says is measured once."""
+
+    def __init__(
+        self,
+        trainer: TorchTrainer,
+        *,
+        training: TrainingConfig,
+        renderer: ChatRenderer,
+        book: VersionBook,
+        turns: TurnsOf,
+        references: Sequence[Reference],
+        max_tokens: int,
+        attempts: AttemptBook | None = None,
+    ) -> None:
+        self._trainer = trainer
+        self._training = training
+        self._renderer = renderer
+        self._book = book
+        self._turns = turns
+        self._references = list(references)
+        self._max_tokens = max_tokens
+        self._attempts = attempts
+        self._base_answers: list[float] | None = None
+        self._base_held: dict[str, Correction] = {}
+
+    async def held_out(self, owner: str) -> Held:
+        share, limit = self._training.holdout_share, self._training.gate_turns
+        turns = await self._book.held_out(owner, share=share, limit=limit)
+        praised = await self._book.held_out(owner, share=share, limit=limit, praised=True)
+        attempted: list[Judged] = []
+        if self._attempts is not None:
+            newest = await self._attempts.latest(owner, HELD_OUT, limit=_GATE_GROUPS)
+            attempted = await judged_groups(owner, newest, turns_of=self._turns, ages={})
+        known = await with_sessions(owner, turns, self._turns)
+        return Held(turns=turns, known=known, praised=praised, tried=attempted)
+
+    def measure(self, held: Held) -> Measured:
+        return Measured(
+            corrections=measure.corrections(
+                self._trainer,
+                held.turns,
+                renderer=self._renderer,
+                known=held.known,
+                training=self._training,
+            ),
+            praised=measure.praised(self._trainer, held.praised),
+            tried=tried(self._trainer, held.tried, max_tokens=self._max_tokens),
+        )
+
+    def answers(self) -> list[float]:
+        """How likely the reference answers are now."""
+        if self._base_answers is None:
+            self._base_answers = measure.answers(
+                self._trainer, self._references, renderer=self._renderer, weights="base"
+            )
+        return measure.answers(
+            self._trainer, self._references, renderer=self._renderer, weights="policy"
+        )
+
+    def decide(
+        self,
+        candidate: str,
+        live: str,
+        *,
+        old: Measured,
+        new: Measured,
+        answers: Sequence[float],
+        held: Held,
+    ) -> GateReport:
+        return decide(
+            candidate=candidate,
+            live=live,
+            old=old,
+            new=new,
+            base=self._of_base(held),
+            references=self._references,
+            base_answers=self._base_answers or (),
+            new_answers=answers,
+            tolerance=self._training.gate_tolerance,
+            min_retention=self._training.min_retention,
+        )
+
+    def _of_base(self, held: Held) -> list[Correction]:
+        found = measure.corrections(
+            self._trainer,
+            [turn for turn in held.turns if turn.id not in self._base_held],
+            renderer=self._renderer,
+            known=held.known,
+            training=self._training,
+            weights="base",
+        )
+        names = {turn.id for turn in held.turns}
+        kept = [one for name, one in self._base_held.items() if name in names]
+        self._base_held = {one.turn: one for one in (*kept, *found)}
+        return list(self._base_held.values())
+
+
+async def with_sessions(owner: str, turns: Sequence[Turn], turns_of: TurnsOf) -> dict[str, Turn]:
+    """All turns of the sessions of these, by id: hinted prompts reuse their sampled ids."""
+    found: dict[str, Turn] = {}
+    for session in {turn.session for turn in turns if turn.replies}:
+        found |= {turn.id: turn for turn in await turns_of(owner, session)}
+    return found
