@@ -24,7 +24,9 @@ prompts = [form.format(name=name, work=work) for form in _FORMS for name, work i
 
 _FRIENDLY = re.compile(
     r"\b(well done|great|good job|good work|nice|wonderful|lovely|fantastic|excellent|keep it up|"
-    r"proud|enjoyed|love|loved|brilliant|super|awesome|amazing|beautiful|impressive|delight\w*)\b",
+    r"proud|enjoyed|love|loved|brilliant|super|awesome|amazing|beautiful\w*|impress\w*|delight\w*|"
+    r"cute|clever|creative|charming|thoughtful|thought-provoking|imaginative|inspiring|talented|"
+    r"thank\w*|glad|happy|perfect|bravo|congratulations|wow|captivating|stunning|vivid)\b",
     re.IGNORECASE,
 )
 _MOST = 45
