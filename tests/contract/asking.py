@@ -20,7 +20,6 @@ TEXT = "Tell me, please, in a few words, why the sky is blue and grass is green.
 class Subject:
     """An open engine and what it was made of."""
 
-    name: str
     case: Case
     engine: Engine
     folder: Path

@@ -10,14 +10,14 @@ import pytest_asyncio
 import recomputed
 import torch
 from asking import Subject
-from engines import ENGINES
+from engines import ENGINES, engine_params
 from tokenizers import Tokenizer
 
 
 @pytest_asyncio.fixture(
     scope="package",
     loop_scope="package",
-    params=[pytest.param(name, marks=case.marks) for name, case in ENGINES.items()],
+    params=engine_params(ENGINES),
 )
 async def subject(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -26,9 +26,7 @@ async def subject(
     folder = case.build(tmp_path_factory.mktemp("model"))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     async with case.open(folder) as engine:
-        yield Subject(
-            name=request.param, case=case, engine=engine, folder=folder, tokenizer=tokenizer
-        )
+        yield Subject(case=case, engine=engine, folder=folder, tokenizer=tokenizer)
 
 
 @pytest.fixture(scope="package")

@@ -14,7 +14,7 @@ import pytest
 import recomputed
 import torch
 from asking import Subject, ask, draw, forget, greedy
-from engines import MAX_VERSIONS
+from engines import LOCAL, MAX_VERSIONS, STARTED, only
 
 from instar.errors import EngineError, ModelError, RequestError
 from instar.types import BASE_VERSION
@@ -111,11 +111,10 @@ async def test_a_version_that_is_not_there_is_a_404(subject: Subject) -> None:
         assert caught.value.status == 404
 
 
+@only(LOCAL)
 async def test_versions_are_bounded_and_the_error_says_which_to_drop(
     subject: Subject, adapter: Path
 ) -> None:
-    if not subject.name.startswith("torch_local"):
-        pytest.skip("bounded elsewhere")
     engine = subject.engine
     names = [f"v{at}" for at in range(MAX_VERSIONS)]
     for name in names:
@@ -127,9 +126,8 @@ async def test_versions_are_bounded_and_the_error_says_which_to_drop(
     await forget(engine)
 
 
+@only(LOCAL)
 async def test_an_adapter_of_another_model_is_refused(subject: Subject, tmp_path: Path) -> None:
-    if not subject.name.startswith("torch_local"):
-        pytest.skip("checked elsewhere")
     from safetensors.torch import save_file
 
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "lora_alpha": 8}')
@@ -140,12 +138,11 @@ async def test_an_adapter_of_another_model_is_refused(subject: Subject, tmp_path
         await subject.engine.load("foreign", tmp_path)
 
 
+@only(STARTED)
 async def test_a_killed_worker_comes_back_with_its_versions(
     subject: Subject, adapter: Path
 ) -> None:
     engine: Any = subject.engine
-    if not hasattr(engine, "pid"):
-        pytest.skip("no process of its own")
     await engine.load("v1", adapter)
     await engine.activate("v1")
     before = await draw(engine, ask(subject.prompt()))
@@ -168,12 +165,11 @@ async def test_a_killed_worker_comes_back_with_its_versions(
     await forget(engine)
 
 
+@only(LOCAL)
 async def test_a_version_damaged_meanwhile_does_not_keep_a_killed_worker_down(
     subject: Subject, adapter: Path, tmp_path: Path
 ) -> None:
     engine: Any = subject.engine
-    if not hasattr(engine, "pid") or not hasattr(engine, "path"):
-        pytest.skip("no worker of ours")
     folder = tmp_path / "owner%20x" / "v1"
     shutil.copytree(adapter, folder)
     await engine.load("good/v1", adapter)

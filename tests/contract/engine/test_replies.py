@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import recomputed
 from asking import TEXT, Subject, ask, draw, greedy
-from engines import CONTEXT
+from engines import CONTEXT, MODELS, only
 
 from instar.errors import ContextError, RequestError
 from instar.types import BASE_VERSION, Request, Sampling
@@ -88,9 +88,8 @@ async def test_different_seeds_differ(subject: Subject) -> None:
     assert len(drawn) > 1
 
 
+@only(MODELS)
 async def test_greedy_is_what_transformers_would_say(subject: Subject) -> None:
-    if subject.case.tolerance is None:
-        pytest.skip("replies are made up")
     model = recomputed.load_model(subject.folder)
     requests = [ask(subject.prompt(text)) for text in (TEXT, TEXT[:21], TEXT * 3)]
     replies = await asyncio.gather(*(draw(subject.engine, one) for one in requests))
@@ -98,6 +97,7 @@ async def test_greedy_is_what_transformers_would_say(subject: Subject) -> None:
         assert reply.ids == greedy(model, request.prompt_ids, len(reply.ids))
 
 
+@only(MODELS)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -111,8 +111,6 @@ async def test_greedy_is_what_transformers_would_say(subject: Subject) -> None:
 async def test_logprobs_are_those_of_the_full_distribution(
     subject: Subject, settings: dict[str, float]
 ) -> None:
-    if subject.case.tolerance is None:
-        pytest.skip("log-probs are made up")
     sampling = Sampling(**{"max_tokens": 24, **settings})  # type: ignore[arg-type]
     replies = await recomputed.sample(subject.engine, subject.tokenizer, sampling)
     model = recomputed.load_model(subject.folder)
