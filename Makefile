@@ -14,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 ARGS ?=
-STORE_TESTS := $(addprefix tests/unit/test_,store.py store_faults.py attempts.py keys.py export.py lineage.py forget.py versions.py)
+STORE_TESTS := $(addprefix tests/unit/test_,store.py store_faults.py store_postgres.py attempts.py keys.py export.py lineage.py forget.py versions.py)
 
 .PHONY: help install install-dev bwrap up test lint format unit test-postgres test-vllm test-envs install-toolcall test-toolcall test-gpu demo bench docs test-clients install-envs test-crash clean
 

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from rich.console import Console
 from rich.table import Table
 
-from load import Result, percentile, run
+from _load import Result, percentile, run
 
 HERE = Path(__file__).parent
 MODEL = "smollm2-135m-instruct"
@@ -128,7 +128,7 @@ def litellm(home: Path, args: argparse.Namespace) -> dict[str, float]:
     quiet["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"
     command = [str(beside), "--config", str(config), "--port", str(proxy), "--host", "127.0.0.1"]
     with (
-        _process([sys.executable, str(HERE / "upstream.py"), str(upstream)]),
+        _process([sys.executable, str(HERE / "_upstream.py"), str(upstream)]),
         _process(command, env=quiet),
     ):
         url = f"http://127.0.0.1:{proxy}/v1/chat/completions"

@@ -32,6 +32,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from _load import percentile
 from instar.backends.embedded import embedded_model
 from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
@@ -42,7 +43,6 @@ from instar.record.store import TurnStore, open_store
 from instar.record.versions import VersionBook
 from instar.train.step import TorchTrainer
 from instar.types import Hint, NextState, Sampling, Turn, Verdict, Version
-from load import percentile
 
 OWNER = "local"
 MODEL = "bench"

@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 export INSTAR_TEST_TOOLCALL_PYTHON=$PWD/.venv-toolcall/bin/python
-tests=(tests/unit/test_toolcall.py tests/contract/test_{bfcl,interpreter,environment}.py)
+tests=(tests/unit/test_toolcall.py tests/contract/test_{bfcl,interpreter,interpreter_tasks,environment}.py)
 found=$(.venv/bin/pytest "${tests[@]}" -rs "$@" | tee /dev/stderr)
 if grep -q "SKIPPED.*\(bfcl\|interpreter\|bubblewrap\|reasoning-gym\)" <<<"$found"; then
   echo "error: something was skipped; see the lines above" >&2

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -22,8 +20,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import uvicorn
 
 from instar.backends import open_engine
 from instar.batch.render import ChatRenderer
@@ -44,6 +40,7 @@ from instar.record.keys import Keys
 from instar.record.store import TurnStore, open_store
 from instar.record.versions import VersionBook
 from instar.types import Hint, Turn, Verdict
+from instar.web import address_of, listen, web_server
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -116,10 +113,10 @@ async def serve(
     say = _sayer(on_status, config)
     async with AsyncExitStack() as stack:
         # The port is taken first: whoever finds it in use should not wait for a model.
-        listener = stack.enter_context(_listen(config))
+        listener = stack.enter_context(listen(config.gateway.host, config.gateway.port))
         system = await stack.enter_async_context(open_system(config, home, say=say))
-        address = _address(listener, config.gateway.host)
-        web = _web_server(system.app, drain_s=config.gateway.drain_s)
+        address = address_of(listener, config.gateway.host)
+        web = web_server(system.app, drain_s=config.gateway.drain_s)
         task = asyncio.ensure_future(web.serve(sockets=[listener]))
         watch = asyncio.ensure_future(_watch(system, address, on_status))
         try:
@@ -332,47 +329,3 @@ def _sayer(on_status: Callable[[Status], None], config: Config) -> Callable[[str
         on_status(Status(state=text, model=config.model.name, engine=config.engine.type))
 
     return say
-
-
-def _listen(config: Config) -> socket.socket:
-    host, port = config.gateway.host, config.gateway.port
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}. "
-            "Is another instar running? Choose another port with --port."
-        ) from error
-    return listener
-
-
-def _address(listener: socket.socket, host: str) -> str:
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{listener.getsockname()[1]}/v1"
-
-
-def _web_server(app: FastAPI, *, drain_s: float) -> uvicorn.Server:
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        proxy_headers=False,
-        server_header=False,
-        date_header=False,
-        timeout_graceful_shutdown=max(1, math.ceil(drain_s)),
-    )
-    server = uvicorn.Server(config)
-    # Signals are the caller's: it counts them and decides.
-    server.capture_signals = _no_signals  # type: ignore[method-assign,assignment]
-    return server
-
-
-class _no_signals:
-    """Stands in for uvicorn's own signal handling."""
-
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: object) -> None: ...

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from instar.types import (
-    Batch,
     Delta,
     EngineInfo,
     Hint,
@@ -153,13 +152,6 @@ class Judge(Protocol):
     """Turns what happened next into a verdict and, where it can, a hint."""
 
     async def judge(self, turn: Turn) -> tuple[Verdict | None, Hint | None]: ...
-
-
-class Trainer(Protocol):
-    """Updates weights from batches."""
-
-    async def step(self, batch: Batch) -> dict[str, float]: ...
-    async def save(self, folder: Path) -> None: ...
 
 
 class Environment(Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 Message = dict[str, Any]
 """One chat message in OpenAI's form: role, content, and tool_calls / tool_call_id where due."""
@@ -22,14 +22,10 @@ Kind = Literal["main", "side"]
 Finish = Literal["stop", "length", "tool_calls", "cancelled"]
 """Why a reply ended. `length` is a truncated reply; `cancelled` one whose client hung up."""
 
-FINISHES: tuple[Finish, ...] = get_args(Finish)
-
 VersionState = Literal["candidate", "live", "retired", "rejected"]
 
 AttemptStatus = Literal["completed", "truncated", "model_error", "environment_error"]
 """How an attempt ended. After `environment_error` nothing is known of the model: no reward."""
-
-ATTEMPT_STATUSES: tuple[AttemptStatus, ...] = get_args(AttemptStatus)
 
 BASE_VERSION = "base"
 """The version name of the model as it was before any training."""

@@ -1,12 +1,13 @@
 """The engines that must keep the contract, and the small models they are given.
 
 A new engine is one entry in ENGINES. Its `open` starts it over the folder that `build` made,
-with a context of CONTEXT tokens and room for two adapter versions.
+with a context of CONTEXT tokens and room for two adapter versions. vLLM is among them only where
+there is one (`make test-vllm`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -45,7 +46,7 @@ def embedded(folder: Path) -> Path:
     return embedded_model(Path.home() / ".instar")
 
 
-def _torch(folder: Path, **changes: Any) -> AbstractAsyncContextManager[Engine]:
+def open_torch(folder: Path, **changes: Any) -> AbstractAsyncContextManager[Engine]:
     from instar.backends.torch_local import open_engine
 
     # One thread: small models gain nothing from two, and lose much on a busy machine.
@@ -65,43 +66,60 @@ def _fake(folder: Path) -> AbstractAsyncContextManager[Engine]:
     return open_engine(FakeEngine(context=CONTEXT, delay_ms=1), model=folder, name="tiny")
 
 
-open_torch = _torch
-
 ENGINES: dict[str, Case] = {
     "fake": Case(build=tiny_llama, open=_fake, targets=("q_proj",), tolerance=None),
     "torch_local": Case(
         build=tiny_llama,
-        open=_torch,
+        open=open_torch,
         targets=("q_proj", "v_proj", "o_proj", "up_proj", "down_proj"),
         tolerance=1e-4,
     ),
     "torch_local-qwen3": Case(
-        build=tiny_qwen3, open=_torch, targets=("k_proj", "gate_proj"), tolerance=1e-4
+        build=tiny_qwen3, open=open_torch, targets=("k_proj", "gate_proj"), tolerance=1e-4
     ),
     "torch_local-generic": Case(
-        build=tiny_gpt2, open=_torch, targets=("c_attn", "c_fc"), tolerance=1e-4
+        build=tiny_gpt2, open=open_torch, targets=("c_attn", "c_fc"), tolerance=1e-4
     ),
     "torch_local-embedded": Case(
         build=embedded,
-        open=partial(_torch, prefill_chunk=64),
+        open=partial(open_torch, prefill_chunk=64),
         targets=("q_proj", "v_proj", "down_proj"),
         tolerance=1e-4,
         marks=(pytest.mark.model,),
     ),
-    "vllm": Case(
-        build=embedded,
-        open=vllm_engine.open_started,
-        targets=("q_proj", "v_proj", "down_proj"),
-        tolerance=vllm_engine.TOLERANCE,
-        cache_block=vllm_engine.BLOCK,
-        marks=(pytest.mark.model, vllm_engine.needed),
-    ),
-    "vllm-url": Case(
-        build=embedded,
-        open=vllm_engine.open_by_url,
-        targets=("q_proj", "v_proj", "down_proj"),
-        tolerance=vllm_engine.TOLERANCE,
-        cache_block=None,
-        marks=(pytest.mark.model, vllm_engine.needed),
-    ),
 }
+if vllm_engine.PYTHON is not None:
+    ENGINES |= {
+        "vllm": Case(
+            build=embedded,
+            open=vllm_engine.open_started,
+            targets=("q_proj", "v_proj", "down_proj"),
+            tolerance=vllm_engine.TOLERANCE,
+            cache_block=vllm_engine.BLOCK,
+            marks=(pytest.mark.model,),
+        ),
+        "vllm-url": Case(
+            build=embedded,
+            open=vllm_engine.open_by_url,
+            targets=("q_proj", "v_proj", "down_proj"),
+            tolerance=vllm_engine.TOLERANCE,
+            cache_block=None,
+            marks=(pytest.mark.model,),
+        ),
+    }
+
+MODELS = [name for name, case in ENGINES.items() if case.tolerance is not None]
+"""Engines whose replies a model draws."""
+LOCAL = [name for name in ENGINES if name.startswith("torch_local")]
+STARTED = [name for name in ENGINES if name in (*LOCAL, "vllm")]
+"""Engines in a process of ours, which is started again when it dies."""
+
+
+def engine_params(names: Iterable[str]) -> list[Any]:
+    """These engines as parameters of the fixture `subject`."""
+    return [pytest.param(name, marks=ENGINES[name].marks) for name in names]
+
+
+def only(names: Iterable[str]) -> pytest.MarkDecorator:
+    """Asks a test of these engines alone."""
+    return pytest.mark.parametrize("subject", engine_params(names), indirect=True)

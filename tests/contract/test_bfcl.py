@@ -11,16 +11,13 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from toolcall_python import PYTHON
 
 from instar.envs import open_environment
 from instar.envs.bfcl import BROKEN, MULTI, REWARD_SILENCE, SINGLE, BfclEnvironment, _is_test
 from instar.errors import ConfigError, EnvironmentFailure
 from instar.types import Message, Tool
 
-PYTHON = os.environ.get("INSTAR_TEST_TOOLCALL_PYTHON", "")
-pytestmark = pytest.mark.skipif(
-    not PYTHON, reason="bfcl wants software of its own: make test-toolcall"
-)
 QUIET: Message = {"role": "assistant", "content": "Done."}
 GARBAGE: Message = {"role": "assistant", "content": "<tool_call>]{ la la"}
 

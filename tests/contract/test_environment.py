@@ -1,14 +1,13 @@
 """What every environment promises, whatever world it opens. A new one joins by its line here.
 
-Those that need software of their own are skipped where it is not installed; `make test-toolcall`
-installs it and lets no skip pass.
+Those that need software of their own are left out where it is not installed;
+`make test-toolcall` installs it.
 """
 
 from __future__ import annotations
 
 import atexit
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -20,29 +19,25 @@ from typing import Any
 import psutil
 import pytest
 from small_swe import small_tasks
+from toolcall_python import PYTHON
 
 from instar.envs import ENVIRONMENTS, bwrap, open_environment
 from instar.errors import ConfigError, EnvironmentFailure, InstarError, ReplyError
 from instar.protocols import Environment
 from instar.types import Message, Tool
 
-OPTIONS: dict[str, dict[str, Any]] = {}
-"""Options that make an environment small enough for a test; none is needed for most."""
-PYTHON = os.environ.get("INSTAR_TEST_TOOLCALL_PYTHON", "")
 NEEDS_PYTHON = ("bfcl", "interpreter")
 """These want the Python of a virtual environment of their own."""
-"""A file of SWE tasks, since none come with instar."""
+SANDBOXED = ("interpreter", "swe", "terminal")
+HERE = sorted(name for name in ENVIRONMENTS if PYTHON or name not in NEEDS_PYTHON)
 TASKS = 3
 """How many tasks of each split are looked at."""
 NOTHING: Message = {"role": "assistant", "content": "I do not know."}
 
 
-SANDBOXED = ("interpreter", "swe", "terminal")
-
-
 @cache
 def swe_tasks() -> str:
-    """A file of small tasks, where git and a sandbox are there to play them."""
+    """A file of small tasks, since none come with instar."""
     folder = tempfile.TemporaryDirectory(prefix="instar-swe-")
     atexit.register(folder.cleanup)
     return str(small_tasks(Path(folder.name)))
@@ -53,14 +48,10 @@ def options_of(name: str) -> dict[str, Any]:
         pytest.skip(f"{name} needs git and a sandbox. {bwrap.HINT}")
     if name == "swe":
         return {"tasks": swe_tasks()}
-    if name in NEEDS_PYTHON:
-        if not PYTHON:
-            pytest.skip(f"{name} wants software of its own: make test-toolcall")
-        return {"python": PYTHON, **OPTIONS.get(name, {})}
-    return OPTIONS.get(name, {})
+    return {"python": PYTHON} if name in NEEDS_PYTHON else {}
 
 
-@pytest.fixture(params=sorted(ENVIRONMENTS))
+@pytest.fixture(params=HERE)
 def name(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     options_of(found)

@@ -20,7 +20,7 @@ import recomputed
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from vllm_engine import needed, served, vllm_config
+from vllm_engine import served, vllm_config
 
 from instar.backends.embedded import embedded_model
 from instar.backends.vllm import VersionedEngine, open_engine
@@ -28,11 +28,7 @@ from instar.config import VllmEngine
 from instar.errors import EngineError
 from instar.types import Piece, Request, Sampling
 
-pytestmark = [
-    needed,
-    pytest.mark.model,
-    pytest.mark.asyncio(loop_scope="module"),
-]
+pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]
 
 MEAN_LIMIT = 0.02
 SETTINGS = {

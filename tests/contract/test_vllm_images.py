@@ -13,13 +13,13 @@ import recomputed
 import torch
 from tiny_models import IMAGE, SHOWN, tiny_idefics3
 from tokenizers import Tokenizer
-from vllm_engine import TOLERANCE, needed, vllm_config
+from vllm_engine import TOLERANCE, vllm_config
 
 from instar.backends.vllm import VersionedEngine, open_engine
 from instar.errors import RequestError
 from instar.types import Request, Sampling
 
-pytestmark = [needed, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SIDE = 28
 

@@ -1,6 +1,6 @@
 """vLLM for the tests: which Python has it, and how it is started on this machine.
 
-INSTAR_TEST_VLLM_PYTHON      a Python that has vLLM; without it these tests are skipped
+INSTAR_TEST_VLLM_PYTHON      a Python that has vLLM; without it these tests are left out
 INSTAR_TEST_VLLM_DTYPE       default float32
 INSTAR_TEST_VLLM_ARGS        more engine arguments, default --enforce-eager
 INSTAR_TEST_VLLM_TOLERANCE   how far log-probs may be from transformers, default 0.001
@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from instar.backends.vllm import VersionedEngine, open_engine
 from instar.backends.vllm_plugin import SWITCH
@@ -33,11 +32,6 @@ PYTHON = os.environ.get("INSTAR_TEST_VLLM_PYTHON")
 TOLERANCE = float(os.environ.get("INSTAR_TEST_VLLM_TOLERANCE", "0.001"))
 BLOCK = 128
 """vLLM's blocks hold 16 tokens on GPUs and 128 on CPUs."""
-
-needed = pytest.mark.skipif(
-    PYTHON is None,
-    reason="INSTAR_TEST_VLLM_PYTHON names no Python that has vLLM (make test-vllm)",
-)
 
 
 def vllm_config(**changes: Any) -> VllmEngine:

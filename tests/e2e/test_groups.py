@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gate import BYTES, END, gate
-from test_learning import REFERENCES, TRAINING, Bench
+from test_learning import TRAINING, Bench
 from worlds import Steps, opened_with, perfect, run_plan
 
 from instar.batch.render import ChatRenderer
@@ -19,11 +20,9 @@ from instar.envs.tau.shop import TASKS
 from instar.learn.batches import Prepared, prepare
 from instar.learn.groups import HELD_OUT, is_held_out, judged_groups
 from instar.learn.learner import Learner
-from instar.publish.versions import VersionFiles
 from instar.record.attempts import AttemptBook
 from instar.record.forget import forget_session, pending_rebuilds
 from instar.record.store import TurnStore, open_store
-from instar.train.step import TorchTrainer
 from instar.types import Attempt, AttemptStatus, NextState, Verdict
 
 BINARY = TrainingConfig(method="binary", holdout_share=0.0)
@@ -123,21 +122,10 @@ async def test_what_the_environment_spoiled_is_in_no_loss_and_no_mean(tmp_path: 
 class GroupBench(Bench):
     """A learner over a tiny model, and attempts that its base would have made."""
 
-    def again(self) -> Learner:
+    def again(self, **more: Any) -> Learner:
         self.attempts = AttemptBook(self.store)
-        return Learner(
-            TorchTrainer(self.folder, self.training),
-            training=self.training,
-            renderer=self.renderer,
-            book=self.book,
-            files=VersionFiles.of_home(self.home),
-            turns=self.store.turns,
-            references=REFERENCES,
-            folder=self.home / "training",
-            max_tokens=4096,
-            attempts=self.attempts,
-            rollout=RolloutConfig(batch_size=8),
-        )
+        rollout = RolloutConfig(batch_size=8)
+        return super().again(attempts=self.attempts, rollout=rollout, **more)
 
     async def group(self, task: str, rewards: list[float | None]) -> None:
         for number, reward in enumerate(rewards):

@@ -44,7 +44,7 @@ class Bench:
         self.trainer = TorchTrainer(self.folder, training)
         self.learner = self.again()
 
-    def again(self) -> Learner:
+    def again(self, **more: Any) -> Learner:
         """A learner as a new process would make it."""
         return Learner(
             TorchTrainer(self.folder, self.training),
@@ -56,6 +56,7 @@ class Bench:
             references=REFERENCES,
             folder=self.home / "training",
             max_tokens=4096,
+            **more,
         )
 
     async def turn(

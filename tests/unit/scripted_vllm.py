@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from instar.backends import wire
-from instar.backends.vllm_server import REFUSED, Abort, Ask, Done, Drop, Load, Part, Ready, Step
+from instar.backends.vllm_wire import REFUSED, Abort, Ask, Done, Drop, Load, Part, Ready, Step
 
 SCRIPT = os.environ.get("SCRIPT", "")
 NOTES = Path(os.environ["NOTES"])

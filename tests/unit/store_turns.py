@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from instar.types import Hint, Message, NextState, Sampling, Turn, Verdict
 
-DATABASES = ("sqlite", "postgres")
 POSTGRES = os.environ.get("INSTAR_TEST_POSTGRES")
+"""The URL of a server; `make test-postgres` starts one."""
+DATABASES = ("sqlite", "postgres") if POSTGRES else ("sqlite",)
 
 
 @contextmanager

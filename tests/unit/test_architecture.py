@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("config_section", "config_training", "config", "config_yaml", "config_load"),
     STAGES,
     ("backends", "envs"),
-    ("loop", "learn", "launch"),
+    ("loop", "web", "learn", "launch"),
     ("demo", "playing"),
     ("cli", "commands", "connect", "dashboard", "status", "rollouts", "test_rollout", "__main__"),
 )

@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import sqlalchemy as sa
-from store_turns import DATABASES, POSTGRES, database_url, make_turn
+from store_turns import make_turn
 
 from instar.record.attempts import AttemptBook
 from instar.record.store import TurnStore, open_store
 from instar.record.versions import VersionBook
 from instar.types import Attempt, NextState, Verdict, Version
-
-
-@pytest.fixture(params=DATABASES)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "postgres" and POSTGRES is None:
-        pytest.skip("INSTAR_TEST_POSTGRES holds no URL")
-    with database_url(request.param, tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-async def store(url: str) -> AsyncIterator[TurnStore]:
-    async with open_store(url, commit_timeout_s=30) as opened:
-        yield opened
 
 
 def attempt(group: str, number: int, reward: float | None = 1.0, **changes: object) -> Attempt:

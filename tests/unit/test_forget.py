@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
-from store_turns import DATABASES, POSTGRES, database_url, make_turn
+from store_turns import make_turn
 from test_lineage import grow, record, states
 
 from instar.errors import StoreError
 from instar.record.controls import is_paused, pause_learning, paused_since, resume_learning
 from instar.record.forget import finish_rebuild, forget_session, pending_rebuilds
-from instar.record.store import TurnStore, open_store
+from instar.record.store import TurnStore
 from instar.record.versions import VersionBook
 from instar.types import Version
-
-
-@pytest.fixture(params=DATABASES)
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[TurnStore]:
-    if request.param == "postgres" and POSTGRES is None:
-        pytest.skip("INSTAR_TEST_POSTGRES holds no URL")
-    with database_url(request.param, tmp_path) as url:
-        async with open_store(url, commit_timeout_s=30) as opened:
-            yield opened
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from store_turns import DATABASES, POSTGRES, database_url, make_turn
+from store_turns import make_turn
 
 from instar.errors import StoreError
 from instar.ids import share_of
@@ -17,15 +16,6 @@ from instar.record.schema import VERSION
 from instar.record.store import TurnStore, open_store
 from instar.record.versions import VersionBook
 from instar.types import Hint, Verdict, Version
-
-
-@pytest.fixture(params=DATABASES)
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[TurnStore]:
-    if request.param == "postgres" and POSTGRES is None:
-        pytest.skip("INSTAR_TEST_POSTGRES holds no URL")
-    with database_url(request.param, tmp_path) as url:
-        async with open_store(url, commit_timeout_s=30) as opened:
-            yield opened
 
 
 @pytest.fixture

@@ -271,13 +271,13 @@ class CountingRenderer(ChatRenderer):
         super().__init__(
             made.tokenizer, made.template, eos_ids=made.eos_ids, cache_chars=cache_chars
         )
-        put = self._cache.put
+        put = self._encoder._cache.put
 
         def counted(text: str, ids: tuple[int, ...]) -> None:
             self.puts += 1
             put(text, ids)
 
-        self._cache.put = counted  # type: ignore[method-assign]
+        self._encoder._cache.put = counted  # type: ignore[method-assign]
 
 
 def test_each_stretch_of_text_is_tokenised_once() -> None:
@@ -375,7 +375,7 @@ def test_the_embedded_model_is_tokenised_as_transformers_does(at: int) -> None:
         CONVERSATIONS[at], add_generation_prompt=True, tokenize=True, return_dict=False
     )
     assert renderer.render(CONVERSATIONS[at]).ids == tuple(expected)
-    assert renderer.splits
+    assert renderer._encoder.splits
     assert reference.eos_token_id in renderer.eos_ids
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given
 from hypothesis import settings as runs
 from hypothesis import strategies as st
-from store_turns import DATABASES, POSTGRES, Grower, database_url, follow, make_turn, user
+from store_turns import DATABASES, Grower, database_url, follow, make_turn, user
 
 from instar.errors import StoreError
 from instar.protocols import Store
@@ -22,20 +21,6 @@ from instar.record.schema import VERSION, anchors, metadata, tools, turns
 from instar.record.store import TurnStore, open_store
 from instar.record.trunks import MAX_DEPTH, Trunks
 from instar.types import Hint, NextState, Turn, Verdict
-
-
-@pytest.fixture(params=DATABASES)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "postgres" and POSTGRES is None:
-        pytest.skip("INSTAR_TEST_POSTGRES holds no URL")
-    with database_url(request.param, tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-async def store(url: str) -> AsyncIterator[TurnStore]:
-    async with open_store(url, commit_timeout_s=30) as opened:
-        yield opened
 
 
 def test_it_is_a_store(store: TurnStore) -> None:
@@ -47,8 +32,6 @@ def test_it_is_a_store(store: TurnStore) -> None:
 @runs(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_tree_of_turns_comes_back(kind: str, data: st.DataObject) -> None:
-    if kind == "postgres" and POSTGRES is None:
-        pytest.skip("INSTAR_TEST_POSTGRES holds no URL")
     grower = Grower(data.draw)
     groups = [
         [grower.grow() for _ in range(data.draw(st.integers(1, 5)))]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from store_turns import POSTGRES, database_url, follow, make_turn, until, user
+from store_turns import follow, make_turn, until, user
 
 from instar.errors import StoreError
 from instar.record.store import TurnStore, open_store
@@ -349,21 +349,3 @@ async def test_each_kind_of_trouble_is_logged_once_in_a_while(
         assert store.lost == 49
         assert sum("is lost" in message for message in caplog.messages) == 1
         await until(lambda: store.health()["backlog"] == 0)
-
-
-@pytest.mark.skipif(POSTGRES is None, reason="INSTAR_TEST_POSTGRES holds no URL")
-async def test_a_server_that_drops_its_clients_is_reached_again(tmp_path: Path) -> None:
-    drop = (
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    )
-    with database_url("postgres", tmp_path) as url:
-        engine = sa.create_engine(url)
-        async with open_store(url, commit_timeout_s=30) as store:
-            for number in range(5):
-                assert await store.record(make_turn(f"t{number}"))
-                with engine.connect() as connection:
-                    connection.exec_driver_sql(drop)
-                assert len(await store.turns("anna", "s1")) == number + 1
-            assert store.health()["lost"] == 0
-        engine.dispose()

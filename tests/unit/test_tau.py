@@ -18,6 +18,7 @@ from instar.envs.tau import TauEnvironment, user_maker
 from instar.envs.tau import users as tau_users
 from instar.envs.tau.shop import DATABASE, TASKS, TOOLS, Shop, act
 from instar.envs.tau.users import LlmUser, RuleUser, ScriptUser
+from instar.envs.tau.worker_world import open_world
 from instar.envs.tau.world import STOP, TRANSFER, Action, Scenario
 from instar.envs.worker import Worker
 from instar.errors import ConfigError, EnvironmentFailure, ReplyError
@@ -338,3 +339,53 @@ async def test_a_worker_that_hangs_or_dies_is_said_to_and_started_again(echo: Pa
     missing = Worker(["/no/such/python"])
     with pytest.raises(EnvironmentFailure, match="cannot be started"):
         await missing.ask("say")
+
+
+SIERRA = """
+from types import SimpleNamespace as Made
+
+print("foreign code prints")
+
+class Environment:
+    def __init__(self, index):
+        gold = Made(name="return", kwargs={"item": index})
+        self.task = Made(instruction="Return it.", actions=[gold], outputs=["7"])
+        self.tasks, self.tools_map, self.actions = [self.task] * 3, {"return": None}, []
+        self.wiki, self.tools_info = "Be kind.", []
+
+    def step(self, action):
+        self.actions.append(action)
+        return Made(observation=f"{action.name} done")
+
+    def calculate_reward(self):
+        done = [one.name for one in self.actions]
+        info = Made(model_dump=lambda: {"done": done})
+        return Made(reward=float(done == ["return", "respond"]), info=info)
+
+def get_env(domain, user, model, split, task_index):
+    return Environment(task_index)
+"""
+
+
+async def test_a_package_of_sierras_is_played_in_its_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "tau_bench"
+    (package / "envs").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "envs" / "__init__.py").write_text(SIERRA)
+    (package / "types.py").write_text(
+        "from types import SimpleNamespace as Action\nRESPOND_ACTION_NAME = 'respond'\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    async with open_world("tau_bench/retail", {"python": sys.executable}) as world:
+        about = await world.describe()
+        assert (about.policy, about.splits["test"]) == ("Be kind.", ["test-0", "test-1", "test-2"])
+        scenario = await world.start("test-2")
+        assert scenario.gold == (Action(name="return", arguments={"item": 2}),)
+        assert (scenario.idle, scenario.needs_judge) == (False, False)
+        assert await world.call(scenario.gold[0]) == "return done"
+        assert await world.score(["7"]) == (1.0, {"done": ["return", "respond"]})
+        await world.close()
+        with pytest.raises(EnvironmentFailure, match="KeyError"):
+            await world.call(scenario.gold[0])

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from instar.backends import torch_wire as wire
+from instar.backends.wire import LENGTH, MAX_FRAME
 
 GENERATE = wire.Generate(
     id=7,
@@ -89,7 +90,7 @@ async def test_the_engine_reads_what_the_worker_sent() -> None:
 def test_an_absurd_length_is_refused() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(wire.LENGTH.pack(wire.MAX_FRAME + 1))
+        ours.sendall(LENGTH.pack(MAX_FRAME + 1))
         with pytest.raises(ValueError, match="bytes"):
             wire.receive(theirs)
 

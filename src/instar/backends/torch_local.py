@@ -18,10 +18,11 @@ from typing import cast
 
 from instar.backends import torch_wire as wire
 from instar.backends.torch_child import Answer, Child
+from instar.backends.torch_request import check, to_message
 from instar.config import TorchLocalEngine
-from instar.errors import ContextError, EngineError, InstarError, ModelError, RequestError
+from instar.errors import EngineError, InstarError, ModelError, RequestError
 from instar.protocols import Engine
-from instar.types import BASE_VERSION, EngineInfo, Finish, Piece, Request, Sampling
+from instar.types import BASE_VERSION, EngineInfo, Finish, Piece, Request
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ class TorchEngine:
         }
 
     async def generate(self, request: Request) -> AsyncGenerator[Piece, None]:
-        _check(request, context=self._ready.context, vocab=self._ready.vocab)
+        check(request, context=self._ready.context, vocab=self._ready.vocab)
         version = request.version or self._live
         resident = self._resident(version)
         resident.enter()
@@ -264,7 +265,7 @@ async def _reply(child: Child, request: Request, version: str) -> AsyncGenerator
     number, box = child.open_reply()
     finish: str | None = None
     try:
-        child.send(_message(number, request, version))
+        child.send(to_message(number, request, version))
         while finish is None:
             tokens = await (_some(box) if request.stream else _all(box))
             finish = tokens[-1].finish
@@ -304,49 +305,3 @@ def _token(answer: Answer) -> wire.Token:
 def _absolute(folder: Path) -> Path:
     """By name alone: the disk may be slow, and the worker reads it anyway."""
     return Path.cwd() / folder
-
-
-def _message(number: int, request: Request, version: str) -> wire.Generate:
-    sampling = request.sampling
-    return wire.Generate(
-        id=number,
-        version=version,
-        prompt=list(request.prompt_ids),
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=sampling.seed,
-        max_tokens=sampling.max_tokens,
-        stop=sampling.stop,
-        stop_ids=sampling.stop_ids,
-        top_logprobs=sampling.top_logprobs,
-    )
-
-
-def _check(request: Request, *, context: int, vocab: int) -> None:
-    """Refuse what the worker could not compute."""
-    count = len(request.prompt_ids)
-    if not count:
-        raise RequestError("The prompt has no tokens; expected at least one.", param="messages")
-    if count > context - 1:
-        raise ContextError(count, context)
-    if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < vocab:
-        raise RequestError(
-            f"The prompt holds a token id outside this model's vocabulary of {vocab}.",
-            param="messages",
-        )
-    _check_sampling(request.sampling)
-
-
-def _check_sampling(sampling: Sampling) -> None:
-    bounds = (
-        ("temperature", 0 <= sampling.temperature < float("inf"), "a number from 0 up"),
-        ("top_p", 0 < sampling.top_p <= 1, "a number above 0 and at most 1"),
-        ("top_k", sampling.top_k >= 0, "0 for no limit, or a count"),
-        ("max_tokens", sampling.max_tokens >= 1, "at least 1"),
-        ("top_logprobs", 0 <= sampling.top_logprobs <= 100, "a count from 0 to 100"),
-    )
-    for name, fine, expected in bounds:
-        if not fine:
-            found = getattr(sampling, name)
-            raise RequestError(f"{name} is {found}; expected {expected}.", param=name)

@@ -1,20 +1,17 @@
-"""What the engine and its worker process say to each other: msgpack frames over a socket.
+"""What the engine and its worker process say to each other, in the frames of `wire`.
 
-A frame is a four-byte length and a tagged message. The engine sends `Start` once, then calls
-and requests; the worker answers `Ready` or `Refused`, `Done` for each call, `Stepped` for each
-step of the batch and `Failed` for a reply that broke.
+The engine sends `Start` once, then calls and requests; the worker answers `Ready` or `Refused`,
+`Done` for each call, `Stepped` for each step of the batch and `Failed` for a reply that broke.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-import struct
 
 import msgspec
 
-LENGTH = struct.Struct(">I")
-MAX_FRAME = 1 << 28
+from instar.backends.wire import LENGTH, body_size, frame
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -120,15 +117,13 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 ToWorker = Start | Generate | Cancel | Load | Drop
 FromWorker = Ready | Refused | Done | Stepped | Failed
 
-_encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 
 
 def pack(message: ToWorker | FromWorker) -> bytes:
     """A message as a frame."""
-    body = _encoder.encode(message)
-    return LENGTH.pack(len(body)) + body
+    return frame(message)
 
 
 def receive(sock: socket.socket) -> ToWorker | None:
@@ -136,24 +131,17 @@ def receive(sock: socket.socket) -> ToWorker | None:
     head = _exactly(sock, LENGTH.size)
     if head is None:
         return None
-    body = _exactly(sock, _size(head))
+    body = _exactly(sock, body_size(head))
     return None if body is None else _to_worker.decode(body)
 
 
 async def read(stream: asyncio.StreamReader) -> FromWorker | None:
     """The next message from the worker, or None when it is gone."""
     try:
-        body = await stream.readexactly(_size(await stream.readexactly(LENGTH.size)))
+        body = await stream.readexactly(body_size(await stream.readexactly(LENGTH.size)))
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
     return _from_worker.decode(body)
-
-
-def _size(head: bytes) -> int:
-    (size,) = LENGTH.unpack(head)
-    if size > MAX_FRAME:
-        raise ValueError(f"a frame of {size} bytes; at most {MAX_FRAME} were expected")
-    return int(size)
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes | None:

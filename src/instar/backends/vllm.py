@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from instar.backends.vllm_http import Http
 from instar.backends.vllm_process import Process
-from instar.backends.vllm_server import Ask, Part, Ready
+from instar.backends.vllm_wire import Ask, Part, Ready
 from instar.config import VllmEngine
 from instar.errors import ContextError, EngineError, ModelError, RequestError
 from instar.text import StopScanner, TextDecoder

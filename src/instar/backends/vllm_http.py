@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import orjson
 
-from instar.backends.vllm_server import Ask, Part, Ready
+from instar.backends.vllm_wire import Ask, Part, Ready
 from instar.config import VllmEngine
 from instar.errors import EngineError, ModelError, RequestError
 

@@ -19,7 +19,7 @@ import msgspec
 
 import instar
 from instar.backends import vllm_plugin, wire
-from instar.backends.vllm_server import (
+from instar.backends.vllm_wire import (
     REFUSED,
     Abort,
     Ask,

@@ -3,7 +3,7 @@
 Started by `vllm_process` as `python -m instar.backends.vllm_server ARGS`, where ARGS are
 engine arguments of `vllm serve`. It talks to the core of vLLM's engine below the level of
 requests and texts: one engine step gives one frame with the new tokens of every reply, so that
-hundreds of streams cost little Python. Nothing of instar but `wire` is needed here.
+hundreds of streams cost little Python. Nothing of instar but the frames is needed here.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from instar.backends import wire
+from instar.backends.vllm_wire import REFUSED, Abort, Ask, Done, Drop, Load, Part, Ready, Step
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -33,77 +34,6 @@ more than twenty pieces a second, and each piece costs the gateway a JSON docume
 
 HOLD_FROM = 16
 """Up to this many replies nothing waits."""
-
-
-REFUSED = "refused"
-"""The finish of a part whose error is the request's fault."""
-
-
-class Ask(msgspec.Struct, array_like=True, tag=True, frozen=True, kw_only=True, gc=False):
-    """Draw a reply."""
-
-    id: int
-    prompt_ids: list[int]
-    max_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int | None = None
-    stop_ids: list[int] = []
-    top: int = 0
-    lora: int = 0
-    """The number of a loaded adapter; 0 is the base."""
-    whole: bool = False
-    """Answer in one part."""
-    images: list[bytes] = []
-    """Image files, one for each place of the prompt."""
-
-
-class Abort(msgspec.Struct, array_like=True, tag=True, frozen=True, gc=False):
-    id: int
-
-
-class Load(msgspec.Struct, array_like=True, tag=True, frozen=True, kw_only=True, gc=False):
-    call: int
-    lora: int
-    name: str
-    """vLLM keys its prefix cache by this name: it must never be used for two adapters."""
-    folder: str
-
-
-class Drop(msgspec.Struct, array_like=True, tag=True, frozen=True, kw_only=True, gc=False):
-    call: int
-    lora: int
-
-
-class Ready(msgspec.Struct, array_like=True, tag=True, frozen=True, kw_only=True, gc=False):
-    context: int
-    device: str
-    release: str
-    sees: bool = False
-
-
-class Part(msgspec.Struct, array_like=True, kw_only=True, gc=False):
-    """New tokens of one reply."""
-
-    id: int
-    ids: list[int]
-    logprobs: list[float]
-    top: list[list[tuple[int, float]]] = []
-    finish: str | None = None
-    cached: int = 0
-    error: str | None = None
-
-
-class Step(msgspec.Struct, array_like=True, tag=True, frozen=True, gc=False):
-    parts: list[Part]
-
-
-class Done(msgspec.Struct, array_like=True, tag=True, frozen=True, gc=False):
-    """The answer to Load and Drop."""
-
-    call: int
-    error: str | None
 
 
 def main(argv: list[str]) -> None:

@@ -29,7 +29,9 @@ CHANNEL_FD = "INSTAR_CHANNEL_FD"
 LIFELINE_FD = "INSTAR_LIFELINE_FD"
 """Environment variable naming a pipe whose end means that the parent is gone."""
 
-_LENGTH = struct.Struct("<I")
+LENGTH = struct.Struct("<I")
+MAX_FRAME = 1 << 28
+"""A longer frame is none: the two sides no longer agree where one begins."""
 _READ = 1 << 18
 _encoder = msgspec.msgpack.Encoder()
 
@@ -37,7 +39,15 @@ _encoder = msgspec.msgpack.Encoder()
 def frame(message: Any) -> bytes:
     """One message, ready to be written."""
     body = _encoder.encode(message)
-    return _LENGTH.pack(len(body)) + body
+    return LENGTH.pack(len(body)) + body
+
+
+def body_size(head: bytes | bytearray, at: int = 0) -> int:
+    """How long the body after this length is."""
+    (size,) = LENGTH.unpack_from(head, at)
+    if size > MAX_FRAME:
+        raise ValueError(f"a frame of {size} bytes; at most {MAX_FRAME} were expected")
+    return int(size)
 
 
 class Frames:
@@ -50,12 +60,11 @@ class Frames:
         """The bodies completed by these bytes."""
         buffer, at = self._buffer, 0
         buffer += data
-        while len(buffer) - at >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(buffer, at)
-            end = at + _LENGTH.size + size
+        while len(buffer) - at >= LENGTH.size:
+            end = at + LENGTH.size + body_size(buffer, at)
             if len(buffer) < end:
                 break
-            yield bytes(buffer[at + _LENGTH.size : end])
+            yield bytes(buffer[at + LENGTH.size : end])
             at = end
         del buffer[:at]
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
+from instar.batch.gae import advantages
 from instar.types import Turn
 
 
@@ -155,7 +156,7 @@ def binary(judged: Sequence[Judged], settings: CreditSettings) -> dict[str, Cred
     for members in grouped.values():
         worth |= {name: (value, None) for name, value in _normalised(members, settings).items()}
     if settings.advantage == "gae":
-        worth |= _gae(alone, {one.turn.id: one.turn.parent for one in judged}, settings)
+        worth |= _along_sessions(alone, {one.turn.id: one.turn.parent for one in judged}, settings)
     elif settings.advantage == "centred":
         worth |= {name: (value, None) for name, value in _centred(alone).items()}
     else:
@@ -303,47 +304,21 @@ def _centred(alone: Sequence[Judged]) -> dict[str, float]:
     return {one.turn.id: _reward(one) - mean if _reward(one) else 0.0 for one in alone}
 
 
-def _gae(
+def _along_sessions(
     known: Sequence[Judged], parents: Mapping[str, str | None], settings: CreditSettings
 ) -> dict[str, tuple[float, float | None]]:
-    """Turn id to (advantage, value target); the target is None without value estimates.
-
-    A session is a tree: where a turn has several successors (retries), it is followed by their
-    mean. A turn without a verdict is passed over, as if its successors followed its parent.
-    """
-    by_id = {one.turn.id: one for one in known}
+    """Turn id to (advantage, value target); the target is None without value estimates."""
     missing = [one.turn.id for one in known if one.value is None]
     if missing and len(missing) != len(known):
         raise ValueError(
             f"turn {missing[0]} has no value estimate but others have one; give all or none"
         )
-    lines = {name: _line(name, parents, by_id) for name in by_id}
-    after: defaultdict[str, list[str]] = defaultdict(list)
-    for name, line in lines.items():
-        after[line[0] if line else ""].append(name)
-    gains: dict[str, float] = {}
-    # Deepest first: what follows a turn is known when the turn's own advantage is wanted.
-    for name in sorted(by_id, key=lambda name: len(lines[name]), reverse=True):
-        value, later = by_id[name].value or 0.0, after[name]
-        next_value = statistics.fmean(by_id[n].value or 0.0 for n in later) if later else 0.0
-        next_gain = statistics.fmean(gains[n] for n in later) if later else 0.0
-        delta = _reward(by_id[name]) + settings.gamma * next_value - value
-        gains[name] = delta + settings.gamma * settings.gae_lambda * next_gain
-    return {
-        name: (gain, None if (estimate := by_id[name].value) is None else gain + estimate)
-        for name, gain in gains.items()
-    }
-
-
-def _line(name: str, parents: Mapping[str, str | None], known: Mapping[str, Judged]) -> list[str]:
-    """The judged turns that came before one, nearest first."""
-    out = []
-    at = parents[name]
-    while at is not None and at in parents:
-        if at in known:
-            out.append(at)
-        at = parents[at]
-    return out
+    values = {one.turn.id: one.value for one in known if one.value is not None}
+    rewards = {one.turn.id: _reward(one) for one in known}
+    gains = advantages(
+        rewards, values, parents, gamma=settings.gamma, gae_lambda=settings.gae_lambda
+    )
+    return {name: (gain, gain + values[name] if values else None) for name, gain in gains.items()}
 
 
 def _scaled(one: Credit, weight: float) -> Credit:

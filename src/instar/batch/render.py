@@ -11,9 +11,6 @@ by token wherever the template only appends, and nothing has to be known about t
 
 from __future__ import annotations
 
-import re
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,17 +18,14 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from instar.batch.encode import TextEncoder
+from instar.batch.marks import lost_marks, marked, spans
 from instar.batch.replies import THINK_OPEN, ReplyReader, ReplyRules
 from instar.batch.template import CHATML, Template, compile_template, read_eos_ids, read_template
 from instar.batch.toolform import arguments_of, describe_tools, pick_form, write_calls
 from instar.errors import ModelError, RequestError
 from instar.text import byte_tokenizer, token_bytes
 from instar.types import Message, Tool, Turn
-
-# Noncharacters: they are valid UTF-8, yet no text of a person contains them.
-_GUARD, _MARK, _THOUGHT, _END = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
-_RESERVED = re.compile("[\ufdd0-\ufdd3]")
-_MARKS = re.compile(f"([{_MARK}{_THOUGHT}])(\\d+){_END}")
 
 _PROBE: list[Message] = [
     {"role": "system", "content": "Be  brief."},
@@ -69,18 +63,13 @@ class ChatRenderer:
         self.tokenizer = tokenizer
         self.template = template
         self.form = pick_form(tool_parser, template.source)
-        self._plain = Tokenizer.from_str(tokenizer.to_str())
-        self._plain.encode_special_tokens = True
-        added = tokenizer.get_added_tokens_decoder()
-        self._special = {token.content: i for i, token in added.items() if token.special}
-        self._split = _alternatives(self._special)
-        self._cache = _TextCache(cache_chars)
+        self._encoder = TextEncoder(tokenizer, cache_chars=cache_chars)
         self.eos_ids = tuple(eos_ids)
         self.native_tools = self._knows_tools()
         self._late_system = self._takes_late_system()
         # A template that never speaks of thinking cannot mean to drop it.
         self._thoughts = "</think>" in template.source or "reasoning" in template.source
-        self.splits = self._splits_cleanly()
+        self._encoder.settle(self._probe_text())
 
     @classmethod
     def from_folder(
@@ -131,7 +120,7 @@ class ChatRenderer:
             return RenderedPrompt(
                 ids=self.encode(plain), dropped=tuple(replies), thinking=_ends_thinking(plain)
             )
-        lost = _lost(text, replies, thoughts=self._thoughts)
+        lost = lost_marks(text, replies, thoughts=self._thoughts)
         if lost:
             kept = {at: turn for at, turn in replies.items() if at not in lost}
             text = self._text(messages, tools, kept, options)
@@ -178,25 +167,7 @@ class ChatRenderer:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of template text. What a person wrote never becomes a special token."""
-        if not self.splits:
-            ids = self.tokenizer.encode(text.replace(_GUARD, ""), add_special_tokens=False).ids
-            return tuple(ids)
-        out: list[int] = []
-        for part in self._split.split(text) if self._split else [text]:
-            special = self._special.get(part)
-            if special is not None:
-                out.append(special)
-            elif part:
-                out.extend(self._encode_part(part))
-        return tuple(out)
-
-    def _encode_part(self, part: str) -> tuple[int, ...]:
-        found = self._cache.get(part)
-        if found is None:
-            bare = part.replace(_GUARD, "") if _GUARD in part else part
-            found = tuple(self._plain.encode(bare, add_special_tokens=False).ids)
-            self._cache.put(part, found)
-        return found
+        return self._encoder.encode(text)
 
     def _text(
         self,
@@ -207,22 +178,18 @@ class ChatRenderer:
     ) -> str:
         try:
             ready = [
-                self._marked(at, replies[at]) if at in replies else self._prepare(message, at)
+                marked(at, replies[at], thoughts=self._thoughts)
+                if at in replies
+                else self._prepare(message, at)
                 for at, message in enumerate(messages)
             ]
         except RecursionError as error:
             raise RequestError("a tool call is nested too deep", param="messages") from error
         if not tools or self.native_tools:
-            told = self._guard_all(list(tools))
-            return self.template.text(ready, tools=told, options=self._guard_all(options))
+            told = self._encoder.guard_all(list(tools))
+            return self.template.text(ready, tools=told, options=self._encoder.guard_all(options))
         ready = self._with_tools(ready, tools)
-        return self.template.text(ready, options=self._guard_all(options))
-
-    def _marked(self, at: int, turn: Turn) -> Message:
-        message: Message = {"role": "assistant", "content": f"{_MARK}{at}{_END}"}
-        if self._thoughts and turn.reply.get("reasoning_content"):
-            message["reasoning_content"] = f"{_THOUGHT}{at}{_END}"
-        return message
+        return self.template.text(ready, options=self._encoder.guard_all(options))
 
     def _prepare(self, message: Message, at: int) -> Message:
         """The form templates expect: text content, arguments as objects, no developer role."""
@@ -230,14 +197,16 @@ class ChatRenderer:
         if role == "system" and at and not self._late_system:
             role = "user"
         rest = {name: value for name, value in message.items() if name != "content"}
-        out: Message = {**self._guard_all(rest), "role": role, "content": self._content(message)}
+        out: Message = self._encoder.guard_all(rest)
+        out |= {"role": role, "content": self._content(message)}
         if role == "assistant" and message.get("tool_calls"):
             if not self.native_tools:
-                out["content"] = self._guard(write_calls({**message, "content": text_of(message)}))
+                written = write_calls({**message, "content": text_of(message)})
+                out["content"] = self._encoder.guard(written)
                 out.pop("tool_calls")
             else:
                 calls = [_with_object_arguments(c) for c in message["tool_calls"]]
-                out["tool_calls"] = self._guard_all(calls)
+                out["tool_calls"] = self._encoder.guard_all(calls)
         elif role == "tool" and not self.native_tools:
             out["content"] = _tool_response(out["content"])
         return out
@@ -246,36 +215,20 @@ class ChatRenderer:
         """Text; where there are images, the parts that a template shows them in place of."""
         content = message.get("content")
         if not isinstance(content, list) or not any(map(_is_image, content)):
-            return self._guard(text_of(message))
+            return self._encoder.guard(text_of(message))
         return [
             {"type": "image"}
             if _is_image(part)
-            else {"type": "text", "text": self._guard(part["text"])}
+            else {"type": "text", "text": self._encoder.guard(part["text"])}
             for part in content
         ]
 
     def _with_tools(self, messages: list[Message], tools: Sequence[Tool]) -> list[Message]:
-        told = self._guard(describe_tools(tools))
+        told = self._encoder.guard(describe_tools(tools))
         if messages and messages[0]["role"] == "system":
             first = {**messages[0], "content": f"{messages[0]['content']}\n\n{told}"}
             return [first, *messages[1:]]
         return [{"role": "system", "content": told}, *messages]
-
-    def _guard(self, text: str) -> str:
-        """Break up special tokens in a person's text, so that they stay text."""
-        if _RESERVED.search(text):
-            text = _RESERVED.sub("\ufffd", text)
-        if self._split is None:
-            return text
-        return self._split.sub(lambda hit: hit[0][0] + _GUARD + hit[0][1:], text)
-
-    def _guard_all(self, value: Any) -> Any:
-        """The same for every text within a value."""
-        if isinstance(value, str):
-            return self._guard(value)
-        if isinstance(value, dict):
-            return {self._guard(name): self._guard_all(one) for name, one in value.items()}
-        return [self._guard_all(one) for one in value] if isinstance(value, list) else value
 
     def _splice(self, text: str, replies: Mapping[int, Turn]) -> tuple[int, ...]:
         """Text between the marks becomes ids; each mark becomes the ids that were sampled."""
@@ -284,7 +237,7 @@ class ChatRenderer:
         out: list[int] = []
         start = 0
         closing: int | None = None
-        for at, begin, end in _spans(text):
+        for at, begin, end in spans(text):
             turn = replies[at]
             before = text[start:begin]
             if _samples_think(self, turn):
@@ -314,41 +267,11 @@ class ChatRenderer:
             return False
         return "probe_late" in text
 
-    def _splits_cleanly(self) -> bool:
-        """Whether tokenising between special tokens equals tokenising the whole."""
-        self.splits = True
+    def _probe_text(self) -> str:
         try:
-            text = self.template.text(_PROBE)
+            return self.template.text(_PROBE)
         except RequestError:
-            text = self.template.text(_PROBE[1:])
-        whole = self.tokenizer.encode(text, add_special_tokens=False).ids
-        return tuple(whole) == self.encode(text)
-
-
-class _TextCache:
-    """Least recently used ids of texts, bounded by the texts' length."""
-
-    def __init__(self, chars: int) -> None:
-        self._limit, self._size = chars, 0
-        self._entries: OrderedDict[str, tuple[int, ...]] = OrderedDict()
-        # Long histories are rendered in threads.
-        self._lock = threading.Lock()
-
-    def get(self, text: str) -> tuple[int, ...] | None:
-        with self._lock:
-            found = self._entries.get(text)
-            if found is not None:
-                self._entries.move_to_end(text)
-            return found
-
-    def put(self, text: str, ids: tuple[int, ...]) -> None:
-        with self._lock:
-            if text not in self._entries:
-                self._size += len(text)
-            self._entries[text] = ids
-            while self._size > self._limit:
-                old, _ = self._entries.popitem(last=False)
-                self._size -= len(old)
+            return self.template.text(_PROBE[1:])
 
 
 def _tool_response(content: Any) -> Any:
@@ -370,37 +293,6 @@ def text_of(message: Message) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(part["text"] for part in content if not _is_image(part))
-
-
-def _lost(text: str, replies: Mapping[int, Turn], *, thoughts: bool) -> list[int]:
-    """Positions whose mark the template left out, doubled or moved, or whose thoughts it cut."""
-    marks: dict[tuple[str, int], int] = {}
-    order: list[int] = []
-    for hit in _MARKS.finditer(text):
-        key = (hit[1], int(hit[2]))
-        marks[key] = marks.get(key, 0) + 1
-        if hit[1] == _MARK:
-            order.append(key[1])
-    lost = [at for at in replies if marks.get((_MARK, at), 0) != 1]
-    lost += [
-        at
-        for at, turn in replies.items()
-        if thoughts
-        and at not in lost
-        and turn.reply.get("reasoning_content")
-        and marks.get((_THOUGHT, at), 0) != 1
-    ]
-    return lost if order == sorted(order) else list(replies)
-
-
-def _spans(text: str) -> list[tuple[int, int, int]]:
-    """(position, begin, end) of what each reply covers: its thoughts, if kept, and its mark."""
-    spans: dict[int, tuple[int, int]] = {}
-    for hit in _MARKS.finditer(text):
-        at = int(hit[2])
-        begin = min(spans[at][0], hit.start()) if at in spans else hit.start()
-        spans[at] = (begin, hit.end())
-    return [(at, *span) for at, span in spans.items()]
 
 
 def _samples_think(renderer: ChatRenderer, turn: Turn) -> bool:
@@ -428,10 +320,3 @@ def _ends_thinking(text: str) -> bool:
 def _with_object_arguments(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
     return {**call, "function": {**function, "arguments": arguments_of(function)}}
-
-
-def _alternatives(special: Mapping[str, int]) -> re.Pattern[str] | None:
-    if not special:
-        return None
-    longest_first = sorted(special, key=len, reverse=True)
-    return re.compile("(" + "|".join(re.escape(text) for text in longest_first) + ")")

@@ -19,20 +19,24 @@ from instar.commands.common import (
     Owner,
     Sets,
     ask,
-    console,
     print_json,
     ready_home,
     resolve,
     resolve_last,
+)
+from instar.commands.judge_show import (
+    agreement_json,
+    fitted_json,
+    label_counts,
+    print_agreement,
 )
 from instar.commands.serve import LogLevel, log_to, until_stopped
 from instar.errors import ConfigError
 
 if TYPE_CHECKING:
     from instar.config import Config
-    from instar.judge.fit import Fitted
     from instar.judge.panel import Opinion, PanelJudge
-    from instar.judge.report import Agreement, Judged
+    from instar.judge.report import Judged
     from instar.record.store import TurnStore
     from instar.types import Turn
 
@@ -73,11 +77,11 @@ def score(
         output.write_text(written, encoding="utf-8")
     if as_json:
         shown = {"output": str(output)} if output else {"results": rows}
-        print_json({"lines": len(rows), "bad": bad, "labels": _label_counts(rows), **shown})
+        print_json({"lines": len(rows), "bad": bad, "labels": label_counts(rows), **shown})
     elif output is None:
         typer.echo(written, nl=False)
     else:
-        typer.echo(f"{len(rows)} lines: {_label_counts(rows)}")
+        typer.echo(f"{len(rows)} lines: {label_counts(rows)}")
     for at, problem in bad.items():
         typer.secho(f"{cases}:{at}: {problem}", fg=typer.colors.RED, err=True)
     if bad:
@@ -191,9 +195,9 @@ def train(
     folder = output or home / "judge"
     fitted.head.save(folder)
     if as_json:
-        print_json({"folder": str(folder), **_fitted_json(fitted)})
+        print_json({"folder": str(folder), **fitted_json(fitted)})
         return
-    _print_agreement(fitted.agreement, rows="label")
+    print_agreement(fitted.agreement, rows="label")
     typer.echo(f"The head is in {folder}.")
 
 
@@ -268,11 +272,11 @@ def report(
     rows = [row for turn in turns if (row := judged(turn)) is not None]
     found = alarms(rows, last=last)
     if as_json:
-        print_json({"judged": len(rows), **_agreement_json(table), "alarms": found})
+        print_json({"judged": len(rows), **agreement_json(table), "alarms": found})
         return
     typer.echo(f"{len(rows)} turns have a verdict, {table.pairs} of them by explicit feedback.")
     if table.pairs:
-        _print_agreement(table, rows="person")
+        print_agreement(table, rows="person")
     for one in found:
         typer.secho(f"alarm: {one}", fg=typer.colors.RED)
     if not found:
@@ -348,42 +352,3 @@ async def _score_lines(judge: PanelJudge, lines: Sequence[str]) -> list[dict[str
         opinion = await judge.consider(case)
         rows.append({"label": opinion.label, "hint": opinion.hint, "votes": list(opinion.votes)})
     return rows
-
-
-def _label_counts(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
-    labels = [row["label"] for row in rows]
-    return {str(one): labels.count(one) for one in (1, 0, -1, None)}
-
-
-def _agreement_json(table: Agreement) -> dict[str, Any]:
-    return {
-        "pairs": table.pairs,
-        "accuracy": table.accuracy,
-        "macro_f1": table.macro_f1,
-        "confusion": [
-            {"person": person, "judge": judge, "count": count}
-            for (person, judge), count in table.table.items()
-        ],
-    }
-
-
-def _fitted_json(fitted: Fitted) -> dict[str, Any]:
-    missed = [
-        {"kind": one.kind, "next": one.case.next, "label": one.label, "found": found}
-        for one, found in fitted.missed
-    ]
-    return {**_agreement_json(fitted.agreement), "missed": missed}
-
-
-def _print_agreement(table: Agreement, *, rows: str) -> None:
-    from rich.table import Table
-
-    from instar.judge.report import LABELS
-
-    columns: tuple[int | None, ...] = (*LABELS, None)
-    drawn = Table(rows, *("judge none" if one is None else f"judge {one:+d}" for one in columns))
-    for person in LABELS:
-        drawn.add_row(f"{person:+d}", *(str(table.table.get((person, one), 0)) for one in columns))
-    console().print(drawn)
-    if table.accuracy is not None and table.macro_f1 is not None:
-        typer.echo(f"accuracy {table.accuracy:.3f}, macro-F1 {table.macro_f1:.3f}")

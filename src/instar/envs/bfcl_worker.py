@@ -1,18 +1,17 @@
 """The inside of `bfcl`: its data and its own checkers, in a process of their own.
 
-Runs under a Python that has bfcl-eval; imports nothing of instar but the loop beside it. The
+Loaded by `worker_loop.py` under a Python that has bfcl-eval; imports nothing of instar. The
 checkers evaluate calls as Python text, so a call is only ever written from a known name and
 literals.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import types
+from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 MODEL = "instar"
@@ -164,20 +163,7 @@ def _schema(found: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _serve(folder: str, seconds: str) -> None:
-    place = Path(__file__).with_name("worker_loop.py")
-    spec = importlib.util.spec_from_file_location("worker_loop", place)
-    assert spec is not None
-    assert spec.loader is not None
-    loop = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loop)
+def open_actions(folder: str) -> dict[str, Callable[..., Any]]:
     os.environ["BFCL_PROJECT_ROOT"] = folder
     _stub_models()
-    loop.serve(
-        {one.__name__: one for one in (ids, task, gold, check_calls, execute, check_turns)},
-        seconds=float(seconds),
-    )
-
-
-if __name__ == "__main__":
-    _serve(*sys.argv[1:])
+    return {one.__name__: one for one in (ids, task, gold, check_calls, execute, check_turns)}

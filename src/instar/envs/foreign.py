@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from instar.envs.worker import Worker
+from instar.envs.worker import LOOP, Worker
 from instar.errors import ConfigError, EnvironmentFailure
 
 VENV = Path(".venv-toolcall/bin/python")
@@ -46,7 +46,7 @@ class ForeignWorker:
         # Keys and tokens of ours are none of a benchmark's business, nor (-I) are our packages.
         start = ("env", "-i", f"HOME={self._folder.name}", self._python, "-I")
         self._worker = Worker(
-            [*start, str(foreign.script), self._folder.name, str(foreign.timeout_s)],
+            [*start, str(LOOP), str(foreign.script), str(foreign.timeout_s), self._folder.name],
             timeout_s=foreign.timeout_s + GRACE_S,
             name=f"the worker with {foreign.package}",
         )

@@ -1,15 +1,13 @@
 """The inside of `interpreter`: reasoning-gym's tasks and scorers, in a process of their own.
 
-Runs under a Python that has reasoning-gym; imports nothing of instar but the loop beside it.
+Loaded by `worker_loop.py` under a Python that has reasoning-gym; imports nothing of instar.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import sys
+from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 TRIES = 64
@@ -74,15 +72,5 @@ def _key(config: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
     )
 
 
-def _serve(_folder: str, seconds: str) -> None:
-    place = Path(__file__).with_name("worker_loop.py")
-    spec = importlib.util.spec_from_file_location("worker_loop", place)
-    assert spec is not None
-    assert spec.loader is not None
-    loop = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loop)
-    loop.serve({one.__name__: one for one in (question, answer, score)}, seconds=float(seconds))
-
-
-if __name__ == "__main__":
-    _serve(*sys.argv[1:])
+def open_actions(_folder: str) -> dict[str, Callable[..., Any]]:
+    return {one.__name__: one for one in (question, answer, score)}

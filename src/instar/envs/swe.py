@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,24 +19,21 @@ from pydantic import Field
 
 from instar.envs.actions import (
     BASH,
-    SUBMIT,
     SUBMIT_TOOL,
     Call,
     Style,
-    answer,
     function,
-    read_reply,
     told,
 )
 from instar.envs.options import EnvironmentOptions, of_split, read_options
-from instar.envs.sandbox import Limits, Sandbox, limits_from, open_sandbox
+from instar.envs.sandbox import Limits, Sandbox, limits_from
+from instar.envs.sandboxed import SandboxEnvironment, Score
 from instar.envs.swe_grade import change_of, grade
 from instar.envs.swe_records import DEFAULT, Record, load_records
 from instar.envs.swe_repo import WORKDIR, image_of, spec_for
-from instar.errors import ConfigError, EnvironmentFailure
+from instar.errors import ConfigError
 from instar.types import Message, Tool
 
-Score = tuple[float, dict[str, Any]]
 SYSTEM = (
     f"You mend software. The repository is in {WORKDIR}, where you have a bash shell; run its "
     "tests with python3 -m pytest. Change the source, not the tests: they are put back before "
@@ -103,21 +100,17 @@ class SweOptions(EnvironmentOptions):
     output_kb: int = 8
 
 
-class SweEnvironment:
-    """One sandbox at a time, over one repository at a time."""
+class SweEnvironment(SandboxEnvironment[Record]):
+    """A sandbox over one repository at a time."""
 
     tools: Sequence[Tool] = (BASH, EDIT, SUBMIT_TOOL)
 
     def __init__(self, options: SweOptions) -> None:
+        super().__init__(style=options.style, backend=options.backend)
         self._options = options
         self._records = {record.instance_id: record for record in _all(options.tasks)}
         self._limits: Limits = limits_from(options.model_dump())
-        self._stack = AsyncExitStack()
-        self._sandbox: Sandbox | None = None
-        self._record: Record | None = None
         self._image = Path()
-        self._steps, self._submitted, self._over = 0, False, False
-        self._scored: Score | None = None
 
     async def tasks(self, split: str) -> list[str]:
         return of_split(
@@ -127,90 +120,47 @@ class SweEnvironment:
     async def reset(self, task: str) -> tuple[list[Message], list[Tool]]:
         if task not in self._records:
             raise ConfigError(f"there is no SWE task {task!r}")
+        record = self._records[task]
+        # An attempt under way is graded with this image: it ends before the image is another.
         await self.close()
-        self._record = record = self._records[task]
-        self._steps, self._submitted, self._over, self._scored = 0, False, False, None
         self._image = await image_of(record)
-        spec = spec_for(self._image, self._site(record), self._limits)
-        opened = open_sandbox(spec, self._options.backend)
-        self._sandbox = await self._stack.enter_async_context(opened)
-        first = [
-            {"role": "system", "content": SYSTEM + HOW[self._options.style]},
-            {"role": "user", "content": record.problem_statement},
-        ]
-        return first, list(self.tools) if self._options.style == "tools" else []
+        await self._begin(record, spec_for(self._image, self._site(record), self._limits))
+        return self._first(SYSTEM + HOW[self._options.style], record.problem_statement)
 
     def _site(self, record: Record) -> Path | None:
         site = self._options.site or record.folder / "site"
         return site if site.is_dir() else None
 
-    async def step(self, reply: Message) -> tuple[list[Message], bool]:
-        sandbox, record = self._playing()
-        if self._over:
-            raise EnvironmentFailure(
-                f"the attempt at {record.instance_id} is over; reset starts another"
-            )
-        self._scored = None
-        said = list[Message]()
-        for call in read_reply(reply, self._options.style, self.tools):
-            self._steps += 1
-            said.append(answer(call, await self._act(sandbox, call)))
-            if self._submitted:
-                break
-        self._over = self._submitted or self._steps >= self._options.max_steps
-        return said, self._over
+    def _limit(self, task: Record) -> tuple[str, int]:
+        return task.instance_id, self._options.max_steps
 
     async def _act(self, sandbox: Sandbox, call: Call) -> str:
-        if call.error:
-            return f"error: {call.error}"
-        if call.name == SUBMIT:
-            self._submitted = True
-            return "submitted"
         if call.name == "edit":
             line = f"exec python3 -I -c {shlex.quote(EDITOR)}"
             ran = await sandbox.execute(line, stdin=json.dumps(call.arguments).encode())
             return (ran.stdout or ran.stderr).strip() or told(ran)
         return told(await sandbox.run(call.arguments["command"]))
 
-    async def score(self) -> Score:
-        sandbox, record = self._playing()
-        if self._scored is None:
-            self._scored = await self._graded(sandbox, record)
-        return self._scored
-
-    async def _graded(self, sandbox: Sandbox, record: Record) -> Score:
-        await sandbox.stop()
+    async def _graded(self, sandbox: Sandbox, task: Record) -> Score:
         patch = await change_of(sandbox)
         tested = await grade(
             self._image,
             patch,
-            record.test_patch,
-            record.test_files,
-            site=self._site(record),
+            task.test_patch,
+            task.test_files,
+            site=self._site(task),
             limits=self._limits,
             backend=self._options.backend,
             seconds=self._options.tests_s,
         )
-        mended = [test for test in record.fail_to_pass if test in tested.passed]
-        kept = [test for test in record.pass_to_pass if test in tested.passed]
-        whole = len(mended) + len(kept) == len(record.fail_to_pass) + len(record.pass_to_pass)
+        mended = [test for test in task.fail_to_pass if test in tested.passed]
+        kept = [test for test in task.pass_to_pass if test in tested.passed]
+        whole = len(mended) + len(kept) == len(task.fail_to_pass) + len(task.pass_to_pass)
         return float(whole and bool(patch)), {
-            "steps": self._steps,
-            "submitted": self._submitted,
-            "fail_to_pass": f"{len(mended)}/{len(record.fail_to_pass)}",
-            "pass_to_pass": f"{len(kept)}/{len(record.pass_to_pass)}",
+            "fail_to_pass": f"{len(mended)}/{len(task.fail_to_pass)}",
+            "pass_to_pass": f"{len(kept)}/{len(task.pass_to_pass)}",
             "model_patch": patch[:20_000].encode("utf-8", "replace").decode(),
         }
-
-    def _playing(self) -> tuple[Sandbox, Record]:
-        if self._sandbox is None or self._record is None:
-            raise EnvironmentFailure("no task is being played; reset starts one")
-        return self._sandbox, self._record
-
-    async def close(self) -> None:
-        """Leave the sandbox, if one is open."""
-        self._sandbox = None
-        await self._stack.aclose()
 
 
 @cache

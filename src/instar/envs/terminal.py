@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,24 +18,14 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from instar.envs import harbor
-from instar.envs.actions import (
-    BASH,
-    SUBMIT,
-    SUBMIT_TOOL,
-    Call,
-    Style,
-    answer,
-    example,
-    read_reply,
-    told,
-)
+from instar.envs.actions import BASH, SUBMIT_TOOL, Call, Style, example, told
 from instar.envs.options import EnvironmentOptions, of_split, read_options, split_list
-from instar.envs.sandbox import Sandbox, Spec, limits_from, open_sandbox, pack, pack_all
+from instar.envs.sandbox import Sandbox, Spec, limits_from, pack, pack_all
+from instar.envs.sandboxed import SandboxEnvironment, Score
 from instar.envs.terminal_tasks import shipped, worked_examples
 from instar.errors import ConfigError, EnvironmentFailure
 from instar.types import Message, Tool
 
-Score = tuple[float, dict[str, Any]]
 SETUP_S = 120.0
 SYSTEM = "You work at a bash shell in the folder {workdir}. Do what the person asks. {how}"
 HOW = {
@@ -89,20 +79,16 @@ class TerminalOptions(EnvironmentOptions):
     output_kb: int = 4
 
 
-class TerminalEnvironment:
-    """One sandbox at a time, for one task at a time."""
+class TerminalEnvironment(SandboxEnvironment[harbor.Task]):
+    """A sandbox with a shell, for one task at a time."""
 
     tools: Sequence[Tool] = (BASH, SUBMIT_TOOL)
 
     def __init__(self, options: TerminalOptions) -> None:
+        super().__init__(style=options.style, backend=options.backend)
         self._options = options
         self._tasks = {task.id: task for task in _chosen(options)}
-        self._stack = AsyncExitStack()
-        self._sandbox: Sandbox | None = None
-        self._task: harbor.Task | None = None
-        self._steps, self._printed, self._answer, self._submitted = 0, b"", "", False
-        self._over = False
-        self._scored: Score | None = None
+        self._printed = b""
 
     async def tasks(self, split: str) -> list[str]:
         return of_split(((task.id, task.split) for task in self._tasks.values()), split)
@@ -110,11 +96,7 @@ class TerminalEnvironment:
     async def reset(self, task: str) -> tuple[list[Message], list[Tool]]:
         if task not in self._tasks:
             raise ConfigError(f"there is no terminal task {task!r}")
-        await self.close()
-        self._task = chosen = self._tasks[task]
-        self._steps, self._printed, self._answer, self._submitted = 0, b"", "", False
-        self._over, self._scored = False, None
-        options = self._options
+        options, chosen, self._printed = self._options, self._tasks[task], b""
         spec = Spec(
             limits=limits_from(options.model_dump()),
             workdir=chosen.workdir,
@@ -122,16 +104,14 @@ class TerminalEnvironment:
             root=options.root,
             image=options.image,
         )
-        self._sandbox = await self._stack.enter_async_context(open_sandbox(spec, options.backend))
-        await self._set_up(self._sandbox, chosen)
+        await self._set_up(await self._begin(chosen, spec), chosen)
         system = SYSTEM.format(workdir=chosen.workdir, how=HOW[options.style])
         shown = worked_examples(chosen, self._tasks.values(), options.examples, alike=options.alike)
-        first: list[Message] = [{"role": "system", "content": system}]
+        before: list[Message] = []
         for number, one in enumerate(shown):
-            first.append({"role": "user", "content": one.instruction})
-            first += example(one.solution.strip(), options.style, f"call_{number}")
-        first.append({"role": "user", "content": chosen.instruction})
-        return first, list(self.tools) if options.style == "tools" else []
+            before.append({"role": "user", "content": one.instruction})
+            before += example(one.solution.strip(), options.style, f"call_{number}")
+        return self._first(system, chosen.instruction, before)
 
     async def _set_up(self, sandbox: Sandbox, task: harbor.Task) -> None:
         ran = None
@@ -147,71 +127,36 @@ class TerminalEnvironment:
             said = (ran.stderr or ran.stdout).strip()[-500:]
             raise EnvironmentFailure(f"the task {task.id} could not be set up: {said}")
 
-    async def step(self, reply: Message) -> tuple[list[Message], bool]:
-        sandbox, task = self._playing()
-        if self._over:
-            raise EnvironmentFailure(f"the attempt at {task.id} is over; reset starts another")
-        self._scored = None
-        said = list[Message]()
-        for call in read_reply(reply, self._options.style, self.tools):
-            self._steps += 1
-            said.append(answer(call, await self._act(sandbox, call)))
-            if self._submitted:
-                break
-        limit = self._options.max_steps or task.max_steps or 50
-        self._over = self._submitted or self._steps >= limit
-        return said, self._over
+    def _limit(self, task: harbor.Task) -> tuple[str, int]:
+        return task.id, self._options.max_steps or task.max_steps or 50
 
     async def _act(self, sandbox: Sandbox, call: Call) -> str:
-        if call.error:
-            return f"error: {call.error}"
-        if call.name == SUBMIT:
-            self._submitted, self._answer = True, str(call.arguments.get("answer", ""))
-            return "submitted"
         ran = await sandbox.run(call.arguments["command"])
         self._printed = ran.out if ran.out.strip() else self._printed
         return told(ran)
 
-    async def score(self) -> Score:
-        sandbox, task = self._playing()
-        if self._scored is None:
-            self._scored = await self._graded(sandbox, task)
-        return self._scored
-
     async def _graded(self, sandbox: Sandbox, task: harbor.Task) -> Score:
-        await sandbox.stop()
         about = {"stdout.txt": self._printed, "answer.txt": self._answer.encode("utf-8", "replace")}
         empty = {"logs/verifier/.keep": ""}
         files = pack_all({"tests": task.tests, "logs/agent": about, "": empty})
         script = f"cd {shlex.quote(task.workdir)} || cd /\n{GRADE}"
         ran = await sandbox.execute(script, stdin=files, seconds=task.verifier_s)
-        details = {"steps": self._steps, "submitted": self._submitted}
         if ran.timed_out:
             # A file that makes its reader wait is the agent's doing more often than not.
-            return 0.0, {**details, "why": f"the checks took over {task.verifier_s:g} s"}
+            return 0.0, {"why": f"the checks took over {task.verifier_s:g} s"}
         printed, _, rest = ran.stdout.partition("\x1e")
         written, _, room = rest.partition("\x1e")
         checks = dict(_checks(printed))
         reward = _reward(written)
         full = written == "full" or room.split()[-1:] == ["0"]
         if reward is None and full:
-            return 0.0, {**details, "why": "the agent filled the disk, so nothing can be checked"}
+            return 0.0, {"why": "the agent filled the disk, so nothing can be checked"}
         if reward is None:
             raise EnvironmentFailure(
                 f"the tests of {task.id} left no reward in /logs/verifier; they printed: "
                 f"{printed.strip()[-500:] or 'nothing'}"
             )
-        return reward, {**details, **({"checks": checks} if checks else {})}
-
-    def _playing(self) -> tuple[Sandbox, harbor.Task]:
-        if self._sandbox is None or self._task is None:
-            raise EnvironmentFailure("no task is being played; reset starts one")
-        return self._sandbox, self._task
-
-    async def close(self) -> None:
-        """Leave the sandbox, if one is open."""
-        self._sandbox = None
-        await self._stack.aclose()
+        return reward, {"checks": checks} if checks else {}
 
 
 def _checks(printed: str) -> list[tuple[str, bool]]:

@@ -13,10 +13,12 @@ import itertools
 import json
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from instar.errors import EnvironmentFailure
 
+LOOP = Path(__file__).with_name("worker_loop.py")
 _LIMIT = 1 << 28
 """Longest line, in bytes."""
 _LAST_WORDS = 20

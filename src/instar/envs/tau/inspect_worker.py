@@ -1,10 +1,10 @@
 """Serves tau2-bench's domains from the package inspect-evals, in a process of its own.
 
-Run as a file by whichever Python has inspect-evals; it imports nothing of instar. One JSON object
-a line comes in, one goes out. Many worlds live here at once; each has a store of its own, in which
-the package's own tools work. A database is copied entry by entry as tools touch it, so a task
-starts at once, and its end state is compared entry by entry with that of the gold actions, which
-says the same as comparing hashes of all of it.
+Loaded by `worker_loop.py` under whichever Python has inspect-evals; it imports nothing of instar.
+Many worlds live here at once; each has a store of its own, in which the package's own tools work.
+A database is copied entry by entry as tools touch it, so a task starts at once, and its end state
+is compared entry by entry with that of the gold actions, which says the same as comparing hashes
+of all of it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import copy
 import gzip
 import inspect
 import json
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from inspect_ai.model._call_tools import tool_params, validate_tool_input
@@ -246,39 +245,38 @@ class Server:
     def __init__(self) -> None:
         self._domains: dict[str, Domain] = {}
         self._worlds: dict[str, World] = {}
+        self._runner = asyncio.Runner()
 
-    async def answer(self, asked: dict[str, Any]) -> Any:
-        do = asked["do"]
-        if do == "describe":
-            return self._describe(self._domain(asked["domain"]))
-        if do == "start":
-            world = World(self._domain(asked["domain"]), asked["task"])
-            self._worlds[asked["world"]] = world
-            return self._scenario(world)
-        if do == "close":
-            self._worlds.pop(asked["world"], None)
-            return None
-        world = self._worlds[asked["world"]]
-        if do == "call":
-            return await world.call(asked["who"], asked["name"], asked["arguments"])
-        return list(world.score(asked["said"]))
+    def describe(self, domain: str) -> dict[str, Any]:
+        found = self._domain(domain)
+        guidelines = USER_SIMULATOR_GUIDELINES
+        if found.user_tools:
+            guidelines = USER_SIMULATOR_GUIDELINES_WITH_TOOLS
+        return {
+            "policy": found.policy(),
+            "tools": described(found.tools),
+            "user_tools": described(found.user_tools),
+            "splits": found.splits,
+            "guidelines": guidelines,
+        }
+
+    def start(self, domain: str, world: str, task: str) -> dict[str, Any]:
+        self._worlds[world] = World(self._domain(domain), task)
+        return self._scenario(self._worlds[world])
+
+    def call(self, world: str, who: str, name: str, arguments: dict[str, Any]) -> str:
+        return self._runner.run(self._worlds[world].call(who, name, arguments))
+
+    def score(self, world: str, said: list[str]) -> tuple[float, dict[str, Any]]:
+        return self._worlds[world].score(said)
+
+    def close(self, world: str) -> None:
+        self._worlds.pop(world, None)
 
     def _domain(self, name: str) -> Domain:
         if name not in self._domains:
             self._domains[name] = Domain(name)
         return self._domains[name]
-
-    def _describe(self, domain: Domain) -> dict[str, Any]:
-        guidelines = USER_SIMULATOR_GUIDELINES
-        if domain.user_tools:
-            guidelines = USER_SIMULATOR_GUIDELINES_WITH_TOOLS
-        return {
-            "policy": domain.policy(),
-            "tools": described(domain.tools),
-            "user_tools": described(domain.user_tools),
-            "splits": domain.splits,
-            "guidelines": guidelines,
-        }
 
     def _scenario(self, world: World) -> dict[str, Any]:
         criteria = world.task.evaluation_criteria
@@ -296,20 +294,7 @@ class Server:
         }
 
 
-async def serve() -> None:
+def open_actions() -> dict[str, Callable[..., Any]]:
     server = Server()
-    out = sys.stdout
-    # What foreign code prints must not end up among the answers.
-    sys.stdout = sys.stderr
-    while line := await asyncio.to_thread(sys.stdin.readline):
-        asked = json.loads(line)
-        try:
-            found = {"id": asked["id"], "ok": await server.answer(asked)}
-        except Exception as error:
-            found = {"id": asked["id"], "error": f"{type(error).__name__}: {error}"}
-        out.write(json.dumps(found) + "\n")
-        out.flush()
-
-
-if __name__ == "__main__":
-    asyncio.run(serve())
+    asked = (server.describe, server.start, server.call, server.score, server.close)
+    return {one.__name__: one for one in asked}

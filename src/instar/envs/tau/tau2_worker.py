@@ -1,14 +1,13 @@
 """Serves the domains of Sierra's tau2-bench, in a process of its own that has the package.
 
-Run as a file; it imports nothing of instar. The package's own environment runs the tools and its
-own evaluators give the reward, without the part that asks a model (NL_ASSERTION): a task whose
-reward has that part is said to need a judge.
+Loaded by `worker_loop.py`; it imports nothing of instar. The package's own environment runs the
+tools and its own evaluators give the reward, without the part that asks a model (NL_ASSERTION): a
+task whose reward has that part is said to need a judge.
 """
 
 from __future__ import annotations
 
-import json
-import sys
+from collections.abc import Callable
 from typing import Any
 
 from tau2.data_model.message import AssistantMessage, ToolCall, UserMessage
@@ -77,22 +76,18 @@ class Server:
         self._tasks: dict[str, dict[str, Any]] = {}
         self._idle: dict[tuple[str, str], bool] = {}
 
-    def answer(self, asked: dict[str, Any]) -> Any:
-        do = asked["do"]
-        if do == "describe":
-            return self._describe(asked["domain"])
-        if do == "start":
-            domain = asked["domain"]
-            world = World(domain, self._all(domain)[asked["task"]])
-            self._worlds[asked["world"]] = world
-            return self._scenario(world)
-        if do == "close":
-            self._worlds.pop(asked["world"], None)
-            return None
-        world = self._worlds[asked["world"]]
-        if do == "call":
-            return world.call(asked["who"], asked["name"], asked["arguments"])
-        return list(world.score(asked["said"]))
+    def start(self, domain: str, world: str, task: str) -> dict[str, Any]:
+        self._worlds[world] = World(domain, self._all(domain)[task])
+        return self._scenario(self._worlds[world])
+
+    def call(self, world: str, who: str, name: str, arguments: dict[str, Any]) -> str:
+        return self._worlds[world].call(who, name, arguments)
+
+    def score(self, world: str, said: list[str]) -> tuple[float, dict[str, Any]]:
+        return self._worlds[world].score(said)
+
+    def close(self, world: str) -> None:
+        self._worlds.pop(world, None)
 
     def _is_idle(self, world: World) -> bool:
         key = (world.domain, str(world.task.id))
@@ -106,7 +101,7 @@ class Server:
             self._tasks[domain] = {str(task.id): task for task in found}
         return self._tasks[domain]
 
-    def _describe(self, domain: str) -> dict[str, Any]:
+    def describe(self, domain: str) -> dict[str, Any]:
         env = registry.get_env_constructor(domain)()
         loader = registry.get_task_splits_loader(domain)
         splits = {k: list(map(str, v)) for k, v in loader().items()} if loader else {}
@@ -136,19 +131,7 @@ class Server:
         }
 
 
-def serve() -> None:
-    server, out = Server(), sys.stdout
-    # What foreign code prints must not end up among the answers.
-    sys.stdout = sys.stderr
-    for line in sys.stdin:
-        asked = json.loads(line)
-        try:
-            found = {"id": asked["id"], "ok": server.answer(asked)}
-        except Exception as error:
-            found = {"id": asked["id"], "error": f"{type(error).__name__}: {error}"}
-        out.write(json.dumps(found) + "\n")
-        out.flush()
-
-
-if __name__ == "__main__":
-    serve()
+def open_actions() -> dict[str, Callable[..., Any]]:
+    server = Server()
+    asked = (server.describe, server.start, server.call, server.score, server.close)
+    return {one.__name__: one for one in asked}

@@ -1,13 +1,13 @@
 """Serves the domains of Sierra's tau-bench, in a process of its own that has the package.
 
-Run as a file; it imports nothing of instar. The package's own environment keeps the data, runs the
-tools and gives the reward. Its customers are not used: who plays the customer is instar's choice.
+Loaded by `worker_loop.py`; it imports nothing of instar. The package's own environment keeps the
+data, runs the tools and gives the reward. Its customers are not used: who plays the customer is
+instar's choice.
 """
 
 from __future__ import annotations
 
-import json
-import sys
+from collections.abc import Callable
 from typing import Any
 
 from tau_bench.envs import get_env
@@ -46,28 +46,26 @@ class Server:
         self._worlds: dict[str, World] = {}
         self._idle: dict[tuple[str, str], bool] = {}
 
-    def answer(self, asked: dict[str, Any]) -> Any:
-        do = asked["do"]
-        if do == "describe":
-            return self._describe(asked["domain"])
-        if do == "start":
-            world = World(asked["domain"], asked["task"])
-            self._worlds[asked["world"]] = world
-            gold = [{"name": one.name, "arguments": one.kwargs} for one in world.task.actions]
-            return {
-                "instruction": world.task.instruction,
-                "gold": gold,
-                "outputs": world.task.outputs,
-                "idle": self._is_idle(asked["domain"], asked["task"]),
-                "needs_judge": False,
-            }
-        if do == "close":
-            self._worlds.pop(asked["world"], None)
-            return None
-        world = self._worlds[asked["world"]]
-        if do == "call":
-            return world.call(asked["name"], asked["arguments"])
-        return list(world.score(asked["said"]))
+    def start(self, domain: str, world: str, task: str) -> dict[str, Any]:
+        self._worlds[world] = begun = World(domain, task)
+        gold = [{"name": one.name, "arguments": one.kwargs} for one in begun.task.actions]
+        return {
+            "instruction": begun.task.instruction,
+            "gold": gold,
+            "outputs": begun.task.outputs,
+            "idle": self._is_idle(domain, task),
+            "needs_judge": False,
+        }
+
+    def call(self, world: str, who: str, name: str, arguments: dict[str, Any]) -> str:
+        """The tools are the agent's alone: this benchmark's customers (`who`) have none."""
+        return self._worlds[world].call(name, arguments)
+
+    def score(self, world: str, said: list[str]) -> tuple[float, dict[str, Any]]:
+        return self._worlds[world].score(said)
+
+    def close(self, world: str) -> None:
+        self._worlds.pop(world, None)
 
     def _is_idle(self, domain: str, task: str) -> bool:
         """Asked of a world of its own, since scoring one ends it."""
@@ -75,7 +73,7 @@ class Server:
             self._idle[domain, task] = World(domain, task).score([])[0] == 1.0
         return self._idle[domain, task]
 
-    def _describe(self, domain: str) -> dict[str, Any]:
+    def describe(self, domain: str) -> dict[str, Any]:
         splits = {}
         for split in SPLITS[domain]:
             env = get_env(domain, "human", "", split, task_index=0)
@@ -89,19 +87,7 @@ class Server:
         }
 
 
-def serve() -> None:
-    server, out = Server(), sys.stdout
-    # What foreign code prints must not end up among the answers.
-    sys.stdout = sys.stderr
-    for line in sys.stdin:
-        asked = json.loads(line)
-        try:
-            found = {"id": asked["id"], "ok": server.answer(asked)}
-        except Exception as error:
-            found = {"id": asked["id"], "error": f"{type(error).__name__}: {error}"}
-        out.write(json.dumps(found) + "\n")
-        out.flush()
-
-
-if __name__ == "__main__":
-    serve()
+def open_actions() -> dict[str, Callable[..., Any]]:
+    server = Server()
+    asked = (server.describe, server.start, server.call, server.score, server.close)
+    return {one.__name__: one for one in asked}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from instar.envs.tau.world import Action, Domain, Scenario
-from instar.envs.worker import Worker
+from instar.envs.worker import LOOP, Worker
 from instar.errors import ConfigError, EnvironmentFailure
 from instar.ids import new_id
 
@@ -36,6 +36,8 @@ DOMAINS = (
 VENV = Path(".venv-envs/bin/python")
 """Where `make install-envs` puts the Python that has inspect-evals."""
 _TIMEOUT_S = 60.0
+_ALARM_S = _TIMEOUT_S + 5
+"""When a worker ends itself, which nobody but an orphan comes to."""
 
 
 @dataclass(slots=True)
@@ -58,9 +60,10 @@ async def open_world(domain: str, options: dict[str, Any]) -> AsyncIterator[Work
     count = int(options.get("workers") or 1)
     key = (asyncio.get_running_loop(), python, package, count)
     if key not in _pools:
-        file = str(Path(__file__).with_name(_FILES[package]))
+        script = str(Path(__file__).with_name(_FILES[package]))
+        argv = [python, str(LOOP), script, str(_ALARM_S)]
         who = f"the worker with {package}"
-        made = [Worker([python, file], timeout_s=_TIMEOUT_S, name=who) for _ in range(count)]
+        made = [Worker(argv, timeout_s=_TIMEOUT_S, name=who) for _ in range(count)]
         _pools[key] = _Pool(made)
     pool = _pools[key]
     pool.users += 1

@@ -1,6 +1,6 @@
 """A server that gives every chat request the same short reply at once: what proxies are put before.
 
-python benchmarks/upstream.py PORT
+python benchmarks/_upstream.py PORT
 """
 
 from __future__ import annotations
