@@ -15,6 +15,7 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from instar import __version__
 from instar.config import GatewayConfig
@@ -28,7 +29,7 @@ from instar.gateway.feedback import Give, add_feedback
 from instar.gateway.images import load_images
 from instar.gateway.metrics import Metrics
 from instar.gateway.serve import TurnServer
-from instar.gateway.wire import ErrorBody, LiveReply, error_response, read_json
+from instar.gateway.wire import HUNG_UP, ErrorBody, LiveReply, error_response, read_json
 from instar.protocols import Renderer
 from instar.types import Turn
 
@@ -243,6 +244,12 @@ def _add_errors(app: FastAPI, deps: Deps) -> None:
         response = error_response(error, _shape(request))
         deps.metrics.requests.labels(_route(request), response.status_code).inc()
         return response
+
+    @app.exception_handler(ClientDisconnect)
+    async def hung_up(request: Request, error: ClientDisconnect) -> Response:
+        # Nobody reads this answer: the client was gone before its body was all there.
+        deps.metrics.requests.labels(_route(request), HUNG_UP).inc()
+        return Response(status_code=HUNG_UP)
 
     @app.exception_handler(HTTPException)
     async def not_here(request: Request, error: HTTPException) -> Response:
