@@ -320,6 +320,7 @@ class TurnServer:
             anchors=() if call.prompt is not None else anchors(stitched.messages, reply),
             no_train=draft.hints.no_train,
             group=draft.hints.group,
+            run=draft.hints.run,
             logprobs_scaled=info.logprobs_scaled or draft.sampling.temperature in (0.0, 1.0),
             created=draft.started,
         )
