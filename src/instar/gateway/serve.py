@@ -264,7 +264,8 @@ class TurnServer:
 
     def _take(self, draft: _Draft, piece: Piece) -> list[Delta]:
         if not draft.ids:
-            draft.cached = piece.cached
+            # An engine counts all tokens that an image takes; the prompt has one for it.
+            draft.cached = min(max(draft.cached, piece.cached), len(draft.stitched.prompt_ids))
             self._metrics.first_token.observe(time.time() - draft.started)
         self._metrics.rate.add(len(piece.ids))
         deltas = draft.reader.push(piece.ids)
