@@ -149,6 +149,12 @@ async def test_owners_have_versions_of_their_own(system: Gate, press: Publisher)
     listed = await system.http.get("/v1/models", headers={"authorization": f"Bearer {ben}"})
     names = [one["id"] for one in listed.json()["data"]]
     assert names == [MODEL, f"{MODEL}:base", f"{MODEL}:v1"]
+    for name, status in ((MODEL, 200), (f"{MODEL}:v1", 200), (f"{MODEL}:v2", 404), ("no/one", 404)):
+        one = await system.http.get(
+            f"/v1/models/{name}", headers={"authorization": f"Bearer {ben}"}
+        )
+        assert one.status_code == status, name
+        assert one.json() in listed.json()["data"] if status == 200 else problem(one, 404)
 
 
 async def test_a_damaged_version_is_refused_and_the_last_good_one_stays(

@@ -210,15 +210,23 @@ def _add_sessions(app: FastAPI, deps: Deps) -> None:
 def _add_info(app: FastAPI, deps: Deps) -> None:
     started = int(time.time())
 
+    def described(name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": started, "owned_by": "instar"}
+
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
         """The live model, its aliases, and each loaded version."""
         owner = await deps.access.owner(request.headers)
-        listed = [
-            {"id": name, "object": "model", "created": started, "owned_by": "instar"}
-            for name in deps.server.models(owner)
-        ]
-        return _json({"object": "list", "data": listed})
+        names = deps.server.models(owner)
+        return _json({"object": "list", "data": [described(name) for name in names]})
+
+    @app.get("/v1/models/{name:path}", responses={404: {"description": _STATUSES[404]}})
+    async def model(name: str, request: Request) -> Response:
+        """One of them."""
+        owner = await deps.access.owner(request.headers)
+        if name not in deps.server.models(owner):
+            raise deps.server.no_model(owner, name)
+        return _json(described(name))
 
     @app.get("/healthz")
     async def healthz() -> Response:

@@ -99,6 +99,16 @@ class TurnServer:
         versions = [f"{self._name}:{version}" for version in self._versions.names(owner)]
         return [self._name, *self._config.model_aliases, *versions]
 
+    def no_model(self, owner: str, model: str) -> RequestError:
+        """For a name that is none of these."""
+        return RequestError(
+            f"The model {model[:80]!r} does not exist here. Served are: "
+            f"{', '.join(self.models(owner))}",
+            status=404,
+            param="model",
+            code="model_not_found",
+        )
+
     async def run(self, owner: str, call: Call, hints: Hints) -> AsyncGenerator[Step, None]:
         """The steps of one reply. Closing this early cancels it and records what there is."""
         version = self._version_of(owner, call.model)
@@ -352,13 +362,7 @@ class TurnServer:
         head, _, version = model.rpartition(":")
         if head == self._name and version:
             return version
-        raise RequestError(
-            f"The model {model[:80]!r} does not exist here. Served are: "
-            f"{', '.join(self.models(owner))}",
-            status=404,
-            param="model",
-            code="model_not_found",
-        )
+        raise self.no_model(owner, model)
 
     def _wait_guess(self) -> int:
         """Seconds until a place is likely free: rough, but more than nothing."""
