@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from instar.synthetic import strip
+from instar.synthetic import strip, talks_to_itself
 from instar.types import Message
 
 _THOUGHTS = re.compile(r"<think>.*?</think>", re.DOTALL)
@@ -58,6 +58,21 @@ def said(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(one for one in seen if one is not None)
 
 
+def own_talk(messages: Sequence[Message]) -> frozenset[int]:
+    """Positions of messages in which a client talks to itself, in both roles."""
+    asks = [
+        at
+        for at, message in enumerate(messages)
+        if message["role"] == "user" and talks_to_itself(text_of(message))
+    ]
+    answers = [at + 1 for at in asks if _role_at(messages, at + 1) == "assistant"]
+    return frozenset([*asks, *answers])
+
+
+def _role_at(messages: Sequence[Message], at: int) -> str | None:
+    return role_of(messages[at]) if at < len(messages) else None
+
+
 def anchors(messages: Sequence[Message], reply: Message) -> tuple[int, ...]:
     """By which numbers a later history that contains this reply is recognised.
 
@@ -78,8 +93,9 @@ def _keys(
     messages: Sequence[Message], *, system: bool = True, told: bool = False
 ) -> Iterator[bytes | None]:
     """The key of each message; None for one that is left out."""
-    for message in messages:
-        seen = _as_told(message) if told else message
+    own = own_talk(messages) if told else ()
+    for at, message in enumerate(messages):
+        seen = (None if at in own else _as_told(message)) if told else message
         left_out = (told or not system) and role_of(message) == "system"
         yield None if seen is None or left_out else message_key(seen)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from instar.gateway.history import chain, message_key, said
+from instar.gateway.history import chain, message_key, own_talk, said
 from instar.protocols import Renderer
 from instar.types import Message, NextState, Tool, Turn
 
@@ -117,7 +117,12 @@ class SessionTree:
 
     def _match(self, messages: Sequence[Message]) -> _Match | None:
         """The deepest recorded reply in the history, by the history that led to it."""
-        spots = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+        own = own_talk(messages)
+        spots = [
+            at
+            for at, message in enumerate(messages)
+            if message["role"] == "assistant" and at not in own
+        ]
         if not spots:
             return None
         strict, loose = chain(messages), chain(messages, system=False)
