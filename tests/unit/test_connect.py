@@ -114,7 +114,8 @@ def test_remove_undoes_exactly(connect: Connect, client: str, existing: bool) ->
     connect(client)
     assert connect.files() == once, "twice is once"
     connect(client, "--context", "5000", "--url", "http://elsewhere:1")
-    connect(client, "--remove")
+    told = connect(client, "--remove").output
+    assert ("openclaw models set" in told) is (client == "openclaw"), "it cannot undo that choice"
     assert connect.files() == before
     assert [one for one in connect.folder.rglob("*") if one.is_dir()] == []
     assert "Found nothing" in connect(client, "--remove").output

@@ -69,6 +69,8 @@ def connect(
         typer.echo(plan.says)
     elif changes:
         typer.echo(f"{client} is as it was before.")
+        if plan.parting:
+            typer.echo(plan.parting)
     else:
         typer.echo(f"Found nothing of instar in {where}.")
 

@@ -36,6 +36,8 @@ def plan(server: Server, folder: Path) -> Plan:
         folders=(plugin / "lib", plugin, plugin.parent),
         says=f"Choose the model with: openclaw models set {PROVIDER}/{server.model}\n"
         "A gateway that runs takes the change by itself; otherwise start it: openclaw gateway run",
+        parting=f"If its model is still {PROVIDER}/{server.model}, choose another one: "
+        "openclaw models set PROVIDER/MODEL",
     )
 
 

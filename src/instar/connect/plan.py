@@ -80,6 +80,8 @@ class Plan:
     """Folders that are instar's own, the innermost first."""
     says: str = ""
     """What the person is told: lines to copy, or what to start now."""
+    parting: str = ""
+    """What they are told once it is undone."""
 
 
 def connecting(edit: Edit) -> Change:
