@@ -194,6 +194,28 @@ def test_opencode_gets_a_provider(connect: Connect) -> None:
     assert model["limit"] == {"context": 9000, "output": 1024}
 
 
+@pytest.mark.parametrize("engine", ["fake", "vllm"])
+@pytest.mark.parametrize("sees", [True, False])
+def test_clients_are_told_whether_the_model_sees(
+    connect: Connect, tmp_path: Path, engine: str, sees: bool
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    vision = {"vision_config": {}} if sees and engine == "vllm" else {}
+    (model / "config.json").write_text(json.dumps(vision))
+    sets = ["--set", f"engine.type={engine}", "--set", f"model.checkpoint_path={model}"]
+    sets += ["--set", f"engine.sees={str(sees).lower()}"] if engine == "fake" else []
+    connect("opencode", *sets)
+    connect("openclaw", *sets)
+    config = json.loads((connect.folder / "opencode.json").read_text())
+    (mine,) = config["provider"]["instar"]["models"].values()
+    assert mine.get("attachment", False) is sees
+    assert mine.get("modalities", {}).get("input", ["text"]) == ["text", "image"][: 1 + sees]
+    config = json.loads((connect.folder / "openclaw.json").read_text())
+    (mine,) = config["models"]["providers"]["instar"]["models"]
+    assert mine["input"] == ["text", "image"][: 1 + sees]
+
+
 @pytest.mark.parametrize("client", ["claude-code", "aider", "litellm", "openai"])
 def test_lines_to_copy(connect: Connect, client: str) -> None:
     shown = connect(client, "--url", "http://h:1/v1", "--key", "k-9").output

@@ -80,7 +80,7 @@ def _provider(server: Server) -> dict[str, object]:
         "id": server.model,
         "name": f"instar: {server.model}",
         "reasoning": False,
-        "input": ["text"],
+        "input": ["text", "image"] if server.sees else ["text"],
         "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
         "contextWindow": server.context,
         "maxTokens": server.reply,

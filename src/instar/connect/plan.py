@@ -29,6 +29,8 @@ class Server:
     """Tokens that prompt and reply may have together."""
     reply: int
     """Tokens of the longest reply."""
+    sees: bool = False
+    """Whether it takes images: clients send none to a model that is not said to."""
 
     @property
     def root(self) -> str:
