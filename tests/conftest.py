@@ -6,11 +6,6 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
-
-# How long an example takes says how busy the machine is, and nothing about the code.
-settings.register_profile("instar", deadline=None)
-settings.load_profile("instar")
 
 
 @pytest.fixture(autouse=True)
