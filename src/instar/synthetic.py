@@ -140,9 +140,13 @@ OWN_TALK = re.compile(
     r"|I am not sharing any files that you can edit yet\.\Z"
     r"|Don't try and edit any existing code without asking me to add the files"
     r"|I committed the changes with git hash \w+ & commit msg:"
-    r"|(?:I updated the files|I edited the files myself)\.\Z"
 )
 """How a message begins with which a client talks to itself: aider writes the answer, too."""
+
+OWN_PAIRS = frozenset(
+    (said, "Ok.") for said in ("I updated the files.", "I edited the files myself.")
+)
+"""The same for messages that a person may well write: only with aider's answer are they its own."""
 
 
 def unwrap(text: str) -> str:
@@ -158,9 +162,9 @@ def errand(text: str) -> str | None:
     return next((what for what, begins in ERRANDS if begins.match(text)), None)
 
 
-def talks_to_itself(text: str) -> bool:
+def talks_to_itself(text: str, answer: str = "") -> bool:
     """Whether this message, and the assistant's after it, are both the client's own."""
-    return OWN_TALK.match(text) is not None
+    return OWN_TALK.match(text) is not None or (text, answer) in OWN_PAIRS
 
 
 def strip(text: str) -> str:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from talk import rewritten
 
-from instar.gateway.history import anchors, chain, message_key, own_talk
+from instar.gateway.history import anchors, chain, message_key, own_talk, said
 
 
 def call(arguments: Any, name: str = "f", id: str = "c") -> dict[str, Any]:
@@ -117,5 +117,7 @@ def test_who_talks_to_itself() -> None:
         *(user("Fix it"), assistant("Done."), committed, assistant("Ok.")),
         *(user("I committed the changes"), assistant("Good."), user("I updated the files. And?")),
         *(assistant("And?"), user("I updated the files."), user("Go on"), assistant("Ok.")),
+        *(user("I updated the files."), assistant("Ok."), user("I updated the files.")),
     ]
-    assert own_talk(history) == {2, 3, 8}
+    assert own_talk(history) == {2, 3, 11, 12}
+    assert said(history[6:]) == (history[6], history[8], history[9], history[13])

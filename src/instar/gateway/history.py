@@ -54,23 +54,23 @@ def chain(messages: Sequence[Message], *, system: bool = True, told: bool = Fals
 
 def said(messages: Sequence[Message]) -> tuple[Message, ...]:
     """What people and tools said in these messages, in their own words."""
-    seen = (_as_told(one) for one in messages if one["role"] in ("user", "tool"))
+    own = own_talk(messages)
+    heard = [one for at, one in enumerate(messages) if at not in own]
+    seen = (_as_told(one) for one in heard if one["role"] in ("user", "tool"))
     return tuple(one for one in seen if one is not None)
 
 
 def own_talk(messages: Sequence[Message]) -> frozenset[int]:
     """Positions of messages in which a client talks to itself, in both roles."""
-    asks = [
-        at
-        for at, message in enumerate(messages)
-        if message["role"] == "user" and talks_to_itself(text_of(message))
-    ]
-    answers = [at + 1 for at in asks if _role_at(messages, at + 1) == "assistant"]
-    return frozenset([*asks, *answers])
-
-
-def _role_at(messages: Sequence[Message], at: int) -> str | None:
-    return role_of(messages[at]) if at < len(messages) else None
+    own: set[int] = set()
+    for at, message in enumerate(messages):
+        if message["role"] != "user":
+            continue
+        after = messages[at + 1] if at + 1 < len(messages) else None
+        answered = after is not None and after["role"] == "assistant"
+        if talks_to_itself(text_of(message), text_of(after) if after and answered else ""):
+            own.update((at, at + 1) if answered else (at,))
+    return frozenset(own)
 
 
 def anchors(messages: Sequence[Message], reply: Message) -> tuple[int, ...]:

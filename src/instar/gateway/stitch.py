@@ -117,18 +117,15 @@ class SessionTree:
 
     def _match(self, messages: Sequence[Message]) -> _Match | None:
         """The deepest recorded reply in the history, by the history that led to it."""
-        own = own_talk(messages)
-        spots = [
-            at
-            for at, message in enumerate(messages)
-            if message["role"] == "assistant" and at not in own
-        ]
+        spots = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
         if not spots:
             return None
         strict, loose = chain(messages), chain(messages, system=False)
         found = self._deepest(spots, strict, loose)
         if found is None or not found.last:
             # Told differently, perhaps: dearer to look for, and seldom needed.
+            own = own_talk(messages)
+            spots = [at for at in spots if at not in own] or spots
             told = self._deepest(spots, chain(messages, told=True))
             found = told if found is None or (told and told.at > found.at) else found
         return found or self._compacted(messages, spots[-1])

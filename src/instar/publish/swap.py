@@ -165,7 +165,8 @@ class VersionFollower:
     async def _load_held(self, version: Version) -> None:
         """Load a version that a call waits for: clients take an error worse than a wait."""
         until = self._clock() + self._hold_s
-        await self._check(version)
+        if not self._loaded(version.owner, version.name):
+            await self._check(version)
         while not self._loaded(version.owner, version.name):
             try:
                 await self._put(version)
