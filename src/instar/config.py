@@ -142,7 +142,7 @@ class GatewayConfig(Section):
     image_timeout_s: float = Field(default=10, gt=0)
     """How long fetching an image may take."""
     hold_s: float = Field(default=60, ge=0)
-    """How long a request waits for an engine that is starting or restarting, before a 503."""
+    """How long a request waits for an engine that restarts or is full, before a 503."""
     drain_s: float = Field(default=30, ge=0)
     """How long a stop waits for the replies under way."""
 

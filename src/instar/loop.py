@@ -156,7 +156,7 @@ async def open_system(
         engine = await stack.enter_async_context(
             open_engine(config.engine, model=folder, name=config.model.name)
         )
-        follower = _follower(engine, store, home)
+        follower = _follower(config, engine, store, home)
         # Before the first request, so that it is not served by an older version.
         await follower.step()
         system = _assemble(
@@ -207,9 +207,10 @@ def store_url(config: Config, home: Path) -> str:
     return config.store.url or f"sqlite:///{home / 'instar.db'}"
 
 
-def _follower(engine: Engine, store: TurnStore, home: Path) -> VersionFollower:
-    book = VersionBook(store)
-    return VersionFollower(engine, VersionFiles.of_home(home), live=book.live, find=book.get)
+def _follower(config: Config, engine: Engine, store: TurnStore, home: Path) -> VersionFollower:
+    book, files = VersionBook(store), VersionFiles.of_home(home)
+    hold_s = config.gateway.hold_s
+    return VersionFollower(engine, files, live=book.live, find=book.get, hold_s=hold_s)
 
 
 def _assemble(

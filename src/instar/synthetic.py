@@ -89,6 +89,28 @@ SYNTHETIC: tuple[Synthetic, ...] = (
         "training marks", "[RL-TRAINING-META]", re.compile(r"^\[RL-TRAINING-META\].*$\n?", _LINES)
     ),
     Synthetic("message ids", "[message_id: ", re.compile(r"^\[message_id: [^\]\n]*\]$\n?", _LINES)),
+    Synthetic(
+        "files that aider adds by itself because the reply named them",
+        "I added these files to the chat: ",
+        re.compile(
+            r"\AI added these files to the chat: .*?\nLet me know if there are others we should "
+            r"add\.",
+            _BLOCK,
+        ),
+    ),
+    *(
+        Synthetic(
+            "aider's reminder of the form of edits, after the last message",
+            mark,
+            re.compile(rf"(?:\A|\n\n){re.escape(mark)}.*\Z", _BLOCK),
+        )
+        for mark in (
+            "To suggest changes to a file you MUST return the entire content of the updated file.",
+            "# *SEARCH/REPLACE block* Rules:\n\nEvery *SEARCH/REPLACE block* must use this format:",
+            "# File editing rules:\n\nReturn edits similar to unified diffs",
+            "# V4A Diff Format Rules:\n\nYour entire response containing the patch MUST",
+        )
+    ),
 )
 
 
@@ -110,6 +132,23 @@ ERRANDS: tuple[tuple[str, re.Pattern[str]], ...] = (
 """How such a message begins, once the synthetic text around it is gone."""
 
 
+OWN_TALK = re.compile(
+    r"I switched to a new code base\. Please don't consider the above files"
+    r"|Here are summaries of some files present in my git repository\."
+    r"|Here are some READ ONLY files, provided for your reference\."
+    r"|I have \*added these files to the chat\*"
+    r"|I am not sharing any files that you can edit yet\.\Z"
+    r"|Don't try and edit any existing code without asking me to add the files"
+    r"|I committed the changes with git hash \w+ & commit msg:"
+)
+"""How a message begins with which a client talks to itself: aider writes the answer, too."""
+
+OWN_PAIRS = frozenset(
+    (said, "Ok.") for said in ("I updated the files.", "I edited the files myself.")
+)
+"""The same for messages that a person may well write: only with aider's answer are they its own."""
+
+
 def unwrap(text: str) -> str:
     """The text without what stands around what was said."""
     for one in SYNTHETIC:
@@ -123,7 +162,12 @@ def errand(text: str) -> str | None:
     return next((what for what, begins in ERRANDS if begins.match(text)), None)
 
 
+def talks_to_itself(text: str, answer: str = "") -> bool:
+    """Whether this message, and the assistant's after it, are both the client's own."""
+    return OWN_TALK.match(text) is not None or (text, answer) in OWN_PAIRS
+
+
 def strip(text: str) -> str:
     """What a person said, and nothing else; empty where no person spoke."""
     text = unwrap(text)
-    return "" if errand(text) else text
+    return "" if errand(text) or talks_to_itself(text) else text

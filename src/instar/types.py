@@ -179,6 +179,8 @@ class Turn:
     no_train: bool = False
     group: str | None = None
     """Set where the turn is part of an attempt at a task: attempts of one group are compared."""
+    run: str | None = None
+    """What its client calls the run that made this call; the calls of one tool loop share it."""
     logprobs_scaled: bool = True
     """False: the log-probs are of temperature 1, whatever the settings say."""
     created: float

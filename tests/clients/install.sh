@@ -28,3 +28,4 @@ once agents npm_install opencode-ai@1.18.33 @openai/codex@0.166.0 @anthropic-ai/
 once openai pip_install openai==3.49.0 llm==0.36
 # Apart, since it wants another version of the SDK; with tools it imports mcp, which is an extra.
 once litellm pip_install 'litellm[mcp]==1.106.2'
+once aider pip_install aider-chat==0.86.2

@@ -38,19 +38,20 @@ async def run(
     cwd: Path | None = None,
     timeout_s: float = 180,
     code: int | None = 0,
+    typed: str = "",
 ) -> str:
     """What a program printed; it must end in time and with this exit code."""
     process = await asyncio.create_subprocess_exec(
         *map(str, argv),
         env=dict(env),
         cwd=cwd,
-        stdin=asyncio.subprocess.DEVNULL,
+        stdin=asyncio.subprocess.PIPE if typed else asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
     try:
         async with asyncio.timeout(timeout_s):
-            printed, _ = await process.communicate()
+            printed, _ = await process.communicate(typed.encode() or None)
     except TimeoutError:
         process.kill()
         printed, _ = await process.communicate()

@@ -1,4 +1,4 @@
-"""opencode (Chat), codex (Responses) and Claude Code (Messages): tool calls, and a resume."""
+"""opencode, aider (Chat), codex (Responses), Claude Code (Messages): they act, and are resumed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from checks import (
     trained,
 )
 from gate import Served
-from programs import AGENTS, MODEL, environment, instar, run
+from programs import AGENTS, INSTALLED, MODEL, environment, instar, run
 from test_sdks import connected, sessions
 
 Say = Callable[[str, str | None], Awaitable[tuple[str, str]]]
@@ -31,6 +31,8 @@ async def serving(tmp_path: Path, tool: str, **arguments: str) -> AsyncIterator[
     call = {"name": tool, "arguments": arguments}
     script = [
         {"when": r"You are a title generator", "text": "A title"},
+        {"when": r"one-line Git commit messages", "text": "docs: write it down"},
+        {"when": r"WRITE ([\w-]+)", "text": "So be it.\n\nnotes.txt\n```\n$1\n```\n"},
         {"when": r"RUN ([\w-]+)", "text": "Let me run that.", "tool_calls": [call]},
         {"when": r"did-([\w-]+)", "text": "It printed $1."},
         {"when": r"SAY ([\w-]+)", "text": "You said $1."},
@@ -127,12 +129,7 @@ async def test_claude_code(tmp_path: Path) -> None:
     work.mkdir()
     command = {"command": "echo did-$1", "description": "Prints a word"}
     async with serving(tmp_path, "Bash", **command) as served:
-        shown = connected(served, "claude-code", tmp_path)
-        variables = dict(
-            line.removeprefix("export ").split("=", 1)
-            for line in shown.splitlines()
-            if line.startswith("export ")
-        )
+        variables = exported(connected(served, "claude-code", tmp_path))
         env = environment(tmp_path, CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1", **variables)
 
         async def say(text: str, session: str | None) -> tuple[str, str]:
@@ -144,6 +141,46 @@ async def test_claude_code(tmp_path: Path) -> None:
 
         mine = await a_conversation(served, say)
     check_coder(mine)
+
+
+async def test_aider(tmp_path: Path) -> None:
+    """It calls no tools: it writes the files that a reply lists, and asks for a commit message."""
+    options = ["--yes-always", "--no-check-update", "--no-analytics", "--no-pretty"]
+    options += ["--model", f"openai/{MODEL}", "--no-show-model-warnings"]
+    async with serving(tmp_path, "none") as served:
+        env = environment(tmp_path, **exported(connected(served, "aider", tmp_path)))
+
+        async def say(work: str, *words: str, typed: str = "") -> str:
+            folder = tmp_path / work
+            if not folder.exists():
+                await run(["git", "init", folder], env=env)
+            argv = [INSTALLED / "aider/bin/aider", *options, *words]
+            return await run(argv, env=env, cwd=folder, typed=typed)
+
+        assert "Applied edit to notes.txt" in await say("one", "--message", "Please WRITE one-1")
+        assert (tmp_path / "one" / "notes.txt").read_text() == "one-1\n"
+        served.kill()
+        await served.start()
+        printed = await say("one", "--restore-chat-history", "--message", "No, SAY one-2")
+        assert "You said one-2." in printed
+        printed = await say("two", typed="WRITE two-1\nWell, SAY two-2\nSAY two-3\n/exit\n")
+        assert "You said two-2." in printed and "You said two-3." in printed
+        lines = await served.export()
+        main = of_kind(lines, "main")
+        assert await trained(served, sessions(lines)) == {one["turn"] for one in main}
+    assert {one["kind_reason"] for one in of_kind(lines, "side")} == {"commit message"}
+    assert len(main) == 5 and len(sessions(main)) == 2
+    one_tree_each(main)
+    # It moves its own messages about in each request, so no history goes on as it was.
+    assert extends_where_it_continues(main) == 0
+    said = {text for _, text in heard(main)}
+    assert said == {"No, SAY one-2", "Well, SAY two-2", "SAY two-3"}
+
+
+def exported(shown: str) -> dict[str, str]:
+    """The variables among the lines that `instar connect` prints."""
+    lines = [line for line in shown.splitlines() if line.startswith("export ")]
+    return dict(line.removeprefix("export ").split("=", 1) for line in lines)
 
 
 def _is_message(event: dict[str, Any]) -> bool:

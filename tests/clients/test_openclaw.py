@@ -201,6 +201,7 @@ async def test_a_long_day(tmp_path: Path, way: str) -> None:
     check_sessions(lines)
     check_kinds(lines, told=way == "plugin")
     check_next_states(lines, talk.said)
+    check_runs(lines, told=way == "plugin")
     # Each request of OpenClaw ends with a block that is never sent again, so no history goes on
     # as it was. Without that block all do, but for those after a compaction and after a retry.
     continued = extends_where_it_continues(of_kind(lines, "main"))
@@ -234,6 +235,18 @@ def check_kinds(lines: list[Line], *, told: bool) -> None:
     }
     for one in of_kind(lines, "main"):
         assert last_text(one) not in (SUMMARY, "NO_REPLY", "Helper here.", "The helper is done.")
+
+
+def check_runs(lines: list[Line], *, told: bool) -> None:
+    """The plugin names runs: the call of a tool and what is said of its result are of one."""
+    if not told:
+        assert {one["run"] for one in lines} == {None}
+        return
+    ran = next(one for one in lines if "It printed alpha-1" in last_text(one))
+    (called,) = [one for one in lines if one["turn"] == ran["parent"]]
+    assert ran["run"] and ran["run"] == called["run"]
+    (before,) = [one for one in lines if "You said hello" in last_text(one)]
+    assert before["run"] not in (None, ran["run"])
 
 
 def check_next_states(lines: list[Line], said: list[str]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from gate import (
     END,
@@ -16,11 +18,13 @@ from gate import (
     decoded,
     extends,
     gate,
+    listening,
     problem,
     user,
 )
 
 from instar.gateway.dialects.chat import REFUSED
+from instar.record.store import open_store
 from instar.text import byte_tokenizer
 
 DEEP = 2000
@@ -97,6 +101,22 @@ async def test_a_bad_field_is_named(system: Gate, fields: dict[str, Any], param:
 async def test_a_bad_header_is_named(system: Gate, headers: dict[str, Any]) -> None:
     answer = await system.http.post("/v1/chat/completions", json=body("x"), headers=headers)
     assert str(problem(answer, 400)["param"]).lower() == next(iter(headers)).lower()
+
+
+@pytest.mark.parametrize("value", [b"a\x01b", b"a\x00b", b"a\tb", b"x" * 10_000, b"x" * 70_000])
+async def test_a_bad_header_over_a_socket(tmp_path: Path, value: bytes) -> None:
+    """Some are refused before any route is known; none gets through."""
+    async with listening(tmp_path) as address:
+        url, written = httpx.URL(address), json.dumps(body("x")).encode()
+        head = f"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: {len(written)}\r\n"
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(head.encode() + b"Connection: close\r\nX-Session-Id: " + value + b"\r\n\r\n")
+        writer.write(written)
+        answer = await reader.read()
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    async with open_store(f"sqlite:///{tmp_path / 'instar.db'}") as store:
+        assert await store.sessions(None) == []
 
 
 REFUSED_VALUES: dict[str, Any] = {

@@ -15,6 +15,7 @@ from gate import MODEL, Gate, gate, listening, sdk, until
 from openai import RateLimitError as OpenAIRateLimitError
 
 from instar.errors import EngineError
+from instar.record.keys import Keys
 from instar.types import Piece, Request
 
 TURN = {"role": "user", "content": "x"}
@@ -233,9 +234,38 @@ async def test_what_is_not_known_is_named(
     assert await system.all_turns() == []
 
 
-async def test_a_response_of_somebody_else_is_not_found(system: Gate, tmp_path: Path) -> None:
-    answer = await system.http.get("/v1/responses/resp_nothing")
-    assert problem("responses", answer, 404)["code"] == "not_found"
+async def test_a_response_of_somebody_else_is_not_found(system: Gate) -> None:
+    owners = {}
+    for owner in ("ann", "bob"):
+        _, key = await Keys(system.system.store).create_key(owner)
+        owners[owner] = {"authorization": f"Bearer {key}"}
+    given = (await post(system, "responses", headers=owners["ann"])).json()["id"]
+    for name in (given, "resp_nothing"):
+        answer = await system.http.get(f"/v1/responses/{name}", headers=owners["bob"])
+        assert problem("responses", answer, 404)["code"] == "not_found"
+        answer = await post(
+            system, "responses", headers=owners["bob"], previous_response_id=name, input="y"
+        )
+        assert problem("responses", answer, 400)["code"] == "previous_response_not_found"
+    assert await system.all_turns("bob") == []
+    mine = await system.http.get(f"/v1/responses/{given}", headers=owners["ann"])
+    assert mine.json()["id"] == given
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "why"),
+    [
+        ({"model": MODEL, "messages": []}, 400, "messages"),
+        ({"model": MODEL, "messages": [TURN], "system": 5}, 400, "system"),
+        ({"model": MODEL, "messages": [{"role": "user", "content": [{"type": "x"}]}]}, 400, "'x'"),
+        ({"model": MODEL, "messages": result("messages", "a")}, 400, "which no message before"),
+        ({"model": "gpt-9", "messages": [TURN]}, 404, MODEL),
+        ([], 400, "must be an object"),
+    ],
+)
+async def test_what_cannot_be_counted(system: Gate, body: Any, status: int, why: str) -> None:
+    answer = await system.http.post("/v1/messages/count_tokens", json=body)
+    assert why in problem("messages", answer, status)["message"]
 
 
 @EACH

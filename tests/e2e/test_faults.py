@@ -115,6 +115,29 @@ async def test_a_closed_connection_cancels_its_reply(tmp_path: Path, stream: boo
         await until(quiet)
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "messages/count_tokens", "session/done"])
+async def test_hanging_up_in_the_middle_of_a_body_is_no_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    async with (
+        listening(tmp_path) as address,
+        httpx.AsyncClient(base_url=address.removesuffix("/v1")) as http,
+    ):
+        url = httpx.URL(address)
+        _, writer = await asyncio.open_connection(url.host, url.port)
+        head = f"POST /v1/{path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+        writer.write(head.encode() + b'{"model": ')
+        await writer.drain()
+        writer.close()
+
+        async def counted() -> bool:
+            text = (await http.get("/metrics")).text
+            return any('status="499"' in line for line in text.splitlines())
+
+        await until(counted)
+    assert [record for record in caplog.records if record.levelname != "INFO"] == []
+
+
 async def test_a_locked_database_does_not_stop_serving(tmp_path: Path) -> None:
     async with gate(tmp_path, store__commit_timeout_s=0.2) as opened:
         await opened.say("before", session_id="s")

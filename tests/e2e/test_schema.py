@@ -68,8 +68,8 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Apart]:
 OPERATIONS = (
     *("POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses"),
     *("GET /v1/responses/{response_id}", "POST /v1/messages", "POST /v1/messages/count_tokens"),
-    *("POST /v1/session/done", "GET /v1/models", "POST /v1/feedback"),
-    *("POST /v1/attempts", "GET /v1/attempts"),
+    *("POST /v1/session/done", "GET /v1/models", "GET /v1/models/{name}"),
+    *("POST /v1/feedback", "POST /v1/attempts", "GET /v1/attempts"),
     *("GET /healthz", "GET /readyz", "GET /metrics"),
 )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gate import Gate, extends, gate, until, user
+from gate import Gate, body, extends, gate, problem, until, user
 
 from instar.record.keys import Keys
 
@@ -107,6 +107,14 @@ async def test_side_turns_are_named_by_header_or_body(system: Gate, fields: dict
     await system.say("x", session_id="s", turn_type="side", headers={"X-Turn-Type": "main"})
     side, main = await system.turns("s")
     assert (side.kind, main.kind) == ("side", "main"), "a header wins over the body"
+
+
+async def test_a_run_is_kept_with_its_turns(system: Gate) -> None:
+    await system.say("x", session_id="s", headers={"X-Run-Id": "run-1"})
+    await system.say("x", session_id="s")
+    assert [turn.run for turn in await system.turns("s")] == ["run-1", None]
+    bad = await system.post(body("x"), x_run_id="x" * 10_000)
+    assert "x-run-id has 10000 characters" in problem(bad, 400)["message"]
 
 
 async def closed(system: Gate, session: str) -> bool:

@@ -123,6 +123,40 @@ async def test_a_reset_begins_anew_in_the_same_session(system: Gate) -> None:
     assert heard(main) == [None, None], "what is said anew is no answer to what was before"
 
 
+REMINDER = (
+    "\n\nTo suggest changes to a file you MUST return the entire content of the updated file.\n"
+    "You MUST use this *file listing* format:\n\npath/to/filename.js\n"
+)
+NO_FILES = [
+    user("Don't try and edit any existing code without asking me to add the files to the chat!\n"),
+    {"role": "assistant", "content": "Ok, based on your requests I will suggest which files."},
+]
+FILES = [
+    user("I have *added these files to the chat* so you can go ahead and edit them.\n\na.txt"),
+    {"role": "assistant", "content": "Ok, any changes I propose will be to those files."},
+]
+COMMITTED = [
+    user("I committed the changes with git hash 4f95b45 & commit msg: docs: change"),
+    {"role": "assistant", "content": "Ok."},
+]
+
+
+async def test_a_client_that_talks_to_itself_is_not_heard(system: Gate) -> None:
+    """aider: exchanges of its own come and go, and each request ends with a reminder."""
+    head = [{"role": "system", "content": "Act as an expert software developer."}]
+    first = await system.say([*head, *NO_FILES, user("Write it" + REMINDER)])
+    done = [user("Write it"), first]
+    second = await system.say([*head, *done, *COMMITTED, *FILES, user("Shorter" + REMINDER)])
+    added = "I added these files to the chat: b.txt\nLet me know if there are others we should add."
+    last = [*FILES, user("Shorter"), second, user(added + REMINDER)]
+    await system.say([*head, *done, *COMMITTED, *last])
+    one, two, three = await system.all_turns()
+    assert (two.parent, three.parent) == (one.id, two.id)
+    assert one.next_state is not None and one.next_state.messages == (user("Shorter"),)
+    assert two.next_state is None, "aider added a file by itself; nobody said anything"
+    assert contains(two.prompt_ids, one.sampled_ids), "replies are as they were sampled"
+
+
 async def test_a_call_without_tools_apart_from_the_conversation_is_side(system: Gate) -> None:
     headers = {"X-Session-Id": "s"}
     first = await system.say("hi", headers=headers, tools=[LOOK])

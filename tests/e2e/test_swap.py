@@ -7,12 +7,12 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import httpx
 import pytest
-from gate import MODEL, Gate, Served, body, gate, until
+from gate import MODEL, Gate, Served, body, gate, problem, until
 
 from instar.publish.versions import ADAPTER, VersionFiles
 from instar.record.keys import Keys
@@ -149,6 +149,12 @@ async def test_owners_have_versions_of_their_own(system: Gate, press: Publisher)
     listed = await system.http.get("/v1/models", headers={"authorization": f"Bearer {ben}"})
     names = [one["id"] for one in listed.json()["data"]]
     assert names == [MODEL, f"{MODEL}:base", f"{MODEL}:v1"]
+    for name, status in ((MODEL, 200), (f"{MODEL}:v1", 200), (f"{MODEL}:v2", 404), ("no/one", 404)):
+        one = await system.http.get(
+            f"/v1/models/{name}", headers={"authorization": f"Bearer {ben}"}
+        )
+        assert one.status_code == status, name
+        assert one.json() in listed.json()["data"] if status == 200 else problem(one, 404)
 
 
 async def test_a_damaged_version_is_refused_and_the_last_good_one_stays(
@@ -221,12 +227,58 @@ async def test_a_full_engine_makes_room_and_brings_versions_back(
             assert (name, weights) == ("v1", f"{owner}/v1")
             assert weights in system.system.engine.info.versions
     assert len(system.system.engine.info.versions) == 3
-    async with follower.use("anna", None), follower.use("ben", None):
-        with pytest.raises(Exception, match="no room for version v1"):
-            async with follower.use("cleo", None):
-                pass
-    async with follower.use("cleo", None) as (name, _):
-        assert name == "v1"
+
+
+async def test_a_call_waits_until_there_is_room_for_its_version(
+    system: Gate, tmp_path: Path
+) -> None:
+    press, asks = await full_of_two(system, tmp_path)
+    async with press.follower.use("ben", None):
+        async with press.follower.use("anna", None):
+            held = [asyncio.ensure_future(asks("hello", "cleo", name)) for name in ("", ":v1")]
+            await until(lambda: system.system.server.running == 2)
+            # While she waits, her next version goes live: it finds no room either, and is no
+            # reason to serve her from the base.
+            await press.publish("cleo")
+            await until(lambda: "cleo" in press.follower.problems)
+            assert press.follower.live("cleo") == "v1"
+            assert not any(task.done() for task in held)
+        for answer in await asyncio.gather(*held):
+            assert answer.status_code == 200, answer.text
+    assert "base" not in [turn.version for turn in await system.all_turns("cleo")]
+    await press.followed("v2", "cleo")
+
+
+async def test_a_call_that_found_no_room_in_time_may_come_back(tmp_path: Path) -> None:
+    async with gate(tmp_path, gateway__hold_s=0.1) as system:
+        press, asks = await full_of_two(system, tmp_path)
+        async with press.follower.use("anna", None), press.follower.use("ben", None):
+            for model in ("", ":v1"):
+                answer = await asks("hello", "cleo", model)
+                assert "no room for version v1 within 0.1 s" in problem(answer, 503)["message"]
+                assert int(answer.headers["retry-after"]) >= 1
+        async with press.follower.use("cleo", None) as (name, _):
+            assert name == "v1"
+
+
+async def full_of_two(
+    system: Gate, home: Path
+) -> tuple[Publisher, Callable[..., Awaitable[httpx.Response]]]:
+    """Three owners with a version each on an engine with room for two, and how to ask as one."""
+    press = Publisher(system, home)
+    press.follower._engine = FullEngine(press.follower._engine)
+    keys = {}
+    for owner in ("anna", "ben", "cleo"):
+        _, keys[owner] = await Keys(system.system.store).create_key(owner)
+        await press.publish(owner)
+        await press.followed("v1", owner)
+
+    async def asks(text: str, owner: str, model: str = "") -> httpx.Response:
+        headers = {"authorization": f"Bearer {keys[owner]}"}
+        request = {**body(text, stream=True), "model": MODEL + model}
+        return await system.http.post("/v1/chat/completions", json=request, headers=headers)
+
+    return press, asks
 
 
 async def test_a_gateway_follows_what_commands_of_other_processes_do(

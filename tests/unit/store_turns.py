@@ -158,6 +158,7 @@ class Grower:
             replies=tuple(self.draw(st.lists(st.tuples(st.integers(0, 9), strings), max_size=2))),
             anchors=tuple(self.draw(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3))),
             no_train=self.draw(st.booleans()),
+            run=self.draw(st.sampled_from([None, "run-1"])),
             logprobs_scaled=self.draw(st.booleans()),
             created=self.draw(st.floats(0, 2e9)),
             next_state=self.draw(st.none() | next_states),

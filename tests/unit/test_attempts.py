@@ -149,7 +149,8 @@ async def test_a_store_without_attempts_gets_them(tmp_path: Path) -> None:
     engine = sa.create_engine(url)
     with engine.begin() as old:
         old.execute(sa.text("DROP TABLE attempts"))
-        old.execute(sa.text("ALTER TABLE turns DROP COLUMN group_id"))
+        for column in ("group_id", "run"):
+            old.execute(sa.text(f"ALTER TABLE turns DROP COLUMN {column}"))
         old.execute(sa.text("UPDATE meta SET version = 2"))
     engine.dispose()
     async with open_store(url) as store:

@@ -175,7 +175,7 @@ def recorded(tmp_path: Path) -> list[Turn]:
     """A session with a branch, a side turn, a verdict and a terminal escape, in the home."""
     first = turn("t1", "hello \x1b[31m", "hi")
     verdict = Verdict(score=-1, votes=(-1, None, -1))
-    second = turn("t2", "shorter", "ok", first)
+    second = turn("t2", "shorter", "ok", first, run="agent-7")
     third = turn("t3", "title?", "greeting", first, kind="side", finish="length", no_train=True)
     other = turn("t4", "again", "yes", second, extends=False, prompt_ids=(1, 2, 3))
     turns = [first, second, third, other]
@@ -220,7 +220,7 @@ def test_sessions_show_draws_the_tree(run: Run) -> None:
     assert "branch 1 of 2" in text and "branch 2 of 2" in text
     assert "tokens as above" in text and "does not extend" in text and "not trained" in text
     assert "verdict -1 by judge (votes -1, none, -1)" in text and "hint: Say less." in text
-    assert "side" in text and "length" in text
+    assert "side" in text and "length" in text and "run agent-7" in text
     assert "\x1b[31m" not in text and "␛[31m" in text
     assert "s|h|o|r|t|e|r" in run("sessions", "show", "s-one", "--tokens").stdout
 
@@ -256,6 +256,7 @@ def test_sessions_export(run: Run, recorded: list[Turn], tmp_path: Path) -> None
         "parent",
         "kind",
         "kind_reason",
+        "run",
         "prompt_ids",
         "sampled_ids",
         "logprobs",

@@ -114,7 +114,8 @@ def test_remove_undoes_exactly(connect: Connect, client: str, existing: bool) ->
     connect(client)
     assert connect.files() == once, "twice is once"
     connect(client, "--context", "5000", "--url", "http://elsewhere:1")
-    connect(client, "--remove")
+    told = connect(client, "--remove").output
+    assert ("openclaw models set" in told) is (client == "openclaw"), "it cannot undo that choice"
     assert connect.files() == before
     assert [one for one in connect.folder.rglob("*") if one.is_dir()] == []
     assert "Found nothing" in connect(client, "--remove").output
@@ -191,6 +192,28 @@ def test_opencode_gets_a_provider(connect: Connect) -> None:
     config = json.loads((connect.folder / "opencode.json").read_text())
     (model,) = config["provider"]["instar"]["models"].values()
     assert model["limit"] == {"context": 9000, "output": 1024}
+
+
+@pytest.mark.parametrize("engine", ["fake", "vllm"])
+@pytest.mark.parametrize("sees", [True, False])
+def test_clients_are_told_whether_the_model_sees(
+    connect: Connect, tmp_path: Path, engine: str, sees: bool
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    vision = {"vision_config": {}} if sees and engine == "vllm" else {}
+    (model / "config.json").write_text(json.dumps(vision))
+    sets = ["--set", f"engine.type={engine}", "--set", f"model.checkpoint_path={model}"]
+    sets += ["--set", f"engine.sees={str(sees).lower()}"] if engine == "fake" else []
+    connect("opencode", *sets)
+    connect("openclaw", *sets)
+    config = json.loads((connect.folder / "opencode.json").read_text())
+    (mine,) = config["provider"]["instar"]["models"].values()
+    assert mine.get("attachment", False) is sees
+    assert mine.get("modalities", {}).get("input", ["text"]) == ["text", "image"][: 1 + sees]
+    config = json.loads((connect.folder / "openclaw.json").read_text())
+    (mine,) = config["models"]["providers"]["instar"]["models"]
+    assert mine["input"] == ["text", "image"][: 1 + sees]
 
 
 @pytest.mark.parametrize("client", ["claude-code", "aider", "litellm", "openai"])

@@ -16,7 +16,7 @@ from instar.record.store import open_store
 from instar.types import Hint, NextState, Turn, Verdict
 
 KEYS = [
-    *("owner", "session", "turn", "parent", "kind", "kind_reason"),
+    *("owner", "session", "turn", "parent", "kind", "kind_reason", "run"),
     *("prompt_ids", "sampled_ids", "logprobs", "version", "settings", "finish"),
     *("messages", "next_state", "verdict", "hint"),
 ]
@@ -45,7 +45,8 @@ def test_a_line_holds_exactly_these_keys() -> None:
 def test_unknown_is_null() -> None:
     (line,) = export_jsonl([make_turn("t1")])
     found = json.loads(line)
-    assert [found[key] for key in ("parent", "next_state", "verdict", "hint")] == [None] * 4
+    unknown = ("parent", "run", "next_state", "verdict", "hint")
+    assert [found[key] for key in unknown] == [None] * 5
 
 
 def test_a_log_prob_is_never_made_up() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from talk import rewritten
 
-from instar.gateway.history import anchors, chain, message_key
+from instar.gateway.history import anchors, chain, message_key, own_talk, said
 
 
 def call(arguments: Any, name: str = "f", id: str = "c") -> dict[str, Any]:
@@ -109,3 +109,15 @@ def test_anchors_find_a_history_with_its_usual_changes() -> None:
     kept = [other, user("a"), user("context"), reply]
     assert chain(kept, system=False)[-1] == loose, "its system text was rewritten"
     assert exact not in (trunk, loose)
+
+
+def test_who_talks_to_itself() -> None:
+    committed = user("I committed the changes with git hash 4f95b45 & commit msg: fix: it")
+    history = [
+        *(user("Fix it"), assistant("Done."), committed, assistant("Ok.")),
+        *(user("I committed the changes"), assistant("Good."), user("I updated the files. And?")),
+        *(assistant("And?"), user("I updated the files."), user("Go on"), assistant("Ok.")),
+        *(user("I updated the files."), assistant("Ok."), user("I updated the files.")),
+    ]
+    assert own_talk(history) == {2, 3, 11, 12}
+    assert said(history[6:]) == (history[6], history[8], history[9], history[13])

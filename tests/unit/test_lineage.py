@@ -224,7 +224,8 @@ async def test_a_store_of_the_first_version_is_brought_up_to_date(tmp_path: Path
     with sqlite3.connect(tmp_path / "instar.db") as old:
         for table in ("versions", "trained", "rebuilds", "controls", "attempts"):
             old.execute(f"DROP TABLE {table}")
-        old.execute("ALTER TABLE turns DROP COLUMN group_id")
+        for column in ("group_id", "run"):
+            old.execute(f"ALTER TABLE turns DROP COLUMN {column}")
         for index in ("turns_judged", "turns_hinted"):
             old.execute(f"DROP INDEX {index}")
         old.execute("UPDATE meta SET version = 1")

@@ -294,6 +294,21 @@ async def test_one_unwritable_turn_takes_no_other_with_it(store: TurnStore) -> N
     assert child in await store.turns("anna", "s1")
 
 
+async def test_a_store_without_runs_gets_them(url: str) -> None:
+    async with open_store(url) as store:
+        await store.record(make_turn("t1"))
+
+        def make_older(connection: sa.Connection) -> None:
+            connection.execute(sa.text("ALTER TABLE turns DROP COLUMN run"))
+            connection.execute(sa.text("UPDATE meta SET version = 3"))
+
+        await store.write(make_older)
+    async with open_store(url) as store:
+        assert await store.turns("anna", "s1") == [make_turn("t1")]
+        await store.record(make_turn("t2", run="r"))
+        assert [turn.run for turn in await store.turns("anna", "s1")] == [None, "r"]
+
+
 async def test_a_newer_schema_is_refused(url: str) -> None:
     async with open_store(url) as store:
         await store.record(make_turn("t1"))

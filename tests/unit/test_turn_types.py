@@ -107,6 +107,23 @@ def assistant(text: str) -> Message:
             ],
             "summary",
         ),
+        (
+            [
+                system(
+                    "You are an expert software engineer that generates concise, one-line Git "
+                    "commit messages based on the provided diffs."
+                ),
+                user("diff --git a/x b/x"),
+            ],
+            "commit message",
+        ),
+        (
+            [
+                system("*Briefly* summarize this partial conversation about programming.\nInclude"),
+                user("# USER\nhi"),
+            ],
+            "summary",
+        ),
         ([user("Write a title for my talk on You are a title generator.")], None),
         ([user("Summarise this, please")], None),
         ([user("What is a heartbeat? Follow the heartbeat monitor!")], None),

@@ -26,6 +26,8 @@ class FakeServer:
 
     cards: list[dict[str, Any]]
     events: list[dict[str, Any]] = field(default_factory=list)
+    ends: bytes | None = None
+    """Written in place of what a stream should end with."""
     scaled: bool = False
     adapters: int = 200
     status: int = 200
@@ -72,6 +74,9 @@ class FakeServer:
         for choice in choices:
             writer.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
         await writer.drain()
+        if self.ends is not None and choices is self.events:
+            writer.write(self.ends)
+            return
         if choices and choices[-1].get("finish_reason") is None:
             await reader.read()
             self.hung_up.set()
@@ -156,6 +161,27 @@ async def test_nothing_is_invented(server: FakeServer, model: Path, bad: dict[st
     async with opened(server, model) as engine:
         with pytest.raises(EngineError, match="one log-prob"):
             await anext(engine.generate(request()))
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        b'data: {"choices": [{"token_ids": [8], "logp',
+        b"data: []\n\n",
+        b'data: {"choices": [7]}\n\n',
+        b'data: {"choices": {"a": 1}}\n\n',
+        b'data: {"choices": [{"token_ids": [8], "logprobs": [1]}]}\n\n',
+        b'data: {"choices": [{"token_ids": 8, "logprobs": {"token_logprobs": [-1]}}]}\n\n',
+    ],
+)
+async def test_a_stream_that_is_cut_off_or_makes_no_sense(
+    server: FakeServer, model: Path, ends: bytes
+) -> None:
+    server.events, server.ends = [event(9)], ends
+    async with opened(server, model) as engine, aclosing(engine.generate(request())) as pieces:
+        assert (await anext(pieces)).ids == (9,)
+        with pytest.raises(EngineError, match="no whole event of a reply"):
+            await anext(pieces)
 
 
 async def test_hanging_up_closes_the_connection(server: FakeServer, model: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -52,9 +53,9 @@ class GenericModel:
         try:
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
         except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
-            raise ModelError(
-                f"transformers could not load the model in {folder}: {error}"
-            ) from error
+            # Further lines name every kind of model that there is.
+            why = f"{str(error).partition(chr(10))[0]}{_blind(folder)}"
+            raise ModelError(f"transformers could not load the model in {folder}: {why}") from error
         self._model = model.to(device).eval()
         self._new_cache: Callable[[], Any] = partial(DynamicCache, config=model.config)
         self.context, self.device = context, device
@@ -148,3 +149,12 @@ def _tensors(cache: Any) -> list[Tensor]:
     for layer in getattr(cache, "layers", []):
         found += [value for value in vars(layer).values() if isinstance(value, Tensor)]
     return found
+
+
+def _blind(folder: Path) -> str:
+    """What to do about a model that sees, which this engine does not let it."""
+    try:
+        sees = "vision_config" in json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError, TypeError):
+        return ""
+    return " This engine reads text only; serve a model that sees with engine.type=vllm." * sees

@@ -73,7 +73,7 @@ class Http:
                 async for line in answer.aiter_lines():
                     if line == "data: [DONE]":
                         return
-                    if line.startswith("data: ") and (part := _part(line[6:], ask)):
+                    if line.startswith("data: ") and (part := _read(line[6:], ask)):
                         yield part
         except httpx.HTTPError as error:
             raise _gone(self._client, error) from error
@@ -122,8 +122,17 @@ def _body(ask: Ask, model: str) -> bytes:
     )
 
 
-def _part(data: str, ask: Ask) -> Part | None:
-    event = orjson.loads(data)
+def _read(data: str, ask: Ask) -> Part | None:
+    """An event; one that was cut off or is none is the server's failure."""
+    try:
+        return _part(orjson.loads(data), ask)
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        raise EngineError(
+            f"The vLLM server sent {data[:80]!r}, which is no whole event of a reply: {error}"
+        ) from error
+
+
+def _part(event: Any, ask: Ask) -> Part | None:
     if "error" in event:
         raise EngineError(f"The vLLM server failed during a reply: {event['error']}")
     if not event.get("choices"):

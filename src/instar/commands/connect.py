@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,6 +70,8 @@ def connect(
         typer.echo(plan.says)
     elif changes:
         typer.echo(f"{client} is as it was before.")
+        if plan.parting:
+            typer.echo(plan.parting)
     else:
         typer.echo(f"Found nothing of instar in {where}.")
 
@@ -86,7 +89,22 @@ def _server(config: Config, *, url: str | None, key: str, context: int | None) -
         key=key,
         context=context,
         reply=min(config.gateway.default_max_tokens, context),
+        sees=_sees(config),
     )
+
+
+def _sees(config: Config) -> bool:
+    """Whether the engine of this config takes images, as far as its files show."""
+    engine, folder = config.engine, config.model.checkpoint_path
+    if engine.type != "vllm":
+        return engine.type == "fake" and engine.sees
+    if engine.url is not None or folder is None:
+        return False
+    try:
+        described = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(described, dict) and "vision_config" in described
 
 
 def _changes(edits: tuple[Edit, ...], *, remove: bool) -> list[Change]:

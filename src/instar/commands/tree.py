@@ -158,6 +158,8 @@ def _heading(turn: Turn, above: Turn | None, before: int) -> Text:
     if above is not None:
         extends = ("  extends", "green") if turn.extends else ("  does not extend", "yellow")
         text.append(extends[0], style=extends[1])
+    if turn.run:
+        text.append(f"  run {turn.run.translate(VISIBLE)}", style="dim")
     if turn.no_train:
         text.append("  not trained", style="yellow")
     return text

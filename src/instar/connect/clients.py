@@ -47,16 +47,18 @@ def claude_code(server: Server, folder: Path) -> Plan:
 def opencode(server: Server, folder: Path) -> Plan:
     """A provider entry in its config."""
     path = ("provider", "instar")
+    model: dict[str, object] = {
+        "name": server.model,
+        "limit": {"context": server.context, "output": server.reply},
+    }
+    if server.sees:
+        model["attachment"] = True
+        model["modalities"] = {"input": ["text", "image"], "output": ["text"]}
     entry = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "instar",
         "options": {"baseURL": server.url, "apiKey": server.key},
-        "models": {
-            server.model: {
-                "name": server.model,
-                "limit": {"context": server.context, "output": server.reply},
-            }
-        },
+        "models": {server.model: model},
     }
     commented = folder / "opencode.jsonc"
     edit = Edit(

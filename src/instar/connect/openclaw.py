@@ -36,6 +36,8 @@ def plan(server: Server, folder: Path) -> Plan:
         folders=(plugin / "lib", plugin, plugin.parent),
         says=f"Choose the model with: openclaw models set {PROVIDER}/{server.model}\n"
         "A gateway that runs takes the change by itself; otherwise start it: openclaw gateway run",
+        parting=f"If its model is still {PROVIDER}/{server.model}, choose another one: "
+        "openclaw models set PROVIDER/MODEL",
     )
 
 
@@ -78,7 +80,7 @@ def _provider(server: Server) -> dict[str, object]:
         "id": server.model,
         "name": f"instar: {server.model}",
         "reasoning": False,
-        "input": ["text"],
+        "input": ["text", "image"] if server.sees else ["text"],
         "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
         "contextWindow": server.context,
         "maxTokens": server.reply,

@@ -29,6 +29,8 @@ class Server:
     """Tokens that prompt and reply may have together."""
     reply: int
     """Tokens of the longest reply."""
+    sees: bool = False
+    """Whether it takes images: clients send none to a model that is not said to."""
 
     @property
     def root(self) -> str:
@@ -80,6 +82,8 @@ class Plan:
     """Folders that are instar's own, the innermost first."""
     says: str = ""
     """What the person is told: lines to copy, or what to start now."""
+    parting: str = ""
+    """What they are told once it is undone."""
 
 
 def connecting(edit: Edit) -> Change:

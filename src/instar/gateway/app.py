@@ -15,6 +15,7 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from instar import __version__
 from instar.config import GatewayConfig
@@ -28,7 +29,7 @@ from instar.gateway.feedback import Give, add_feedback
 from instar.gateway.images import load_images
 from instar.gateway.metrics import Metrics
 from instar.gateway.serve import TurnServer
-from instar.gateway.wire import ErrorBody, LiveReply, error_response, read_json
+from instar.gateway.wire import HUNG_UP, ErrorBody, LiveReply, error_response, read_json
 from instar.protocols import Renderer
 from instar.types import Turn
 
@@ -209,15 +210,23 @@ def _add_sessions(app: FastAPI, deps: Deps) -> None:
 def _add_info(app: FastAPI, deps: Deps) -> None:
     started = int(time.time())
 
+    def described(name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": started, "owned_by": "instar"}
+
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
         """The live model, its aliases, and each loaded version."""
         owner = await deps.access.owner(request.headers)
-        listed = [
-            {"id": name, "object": "model", "created": started, "owned_by": "instar"}
-            for name in deps.server.models(owner)
-        ]
-        return _json({"object": "list", "data": listed})
+        names = deps.server.models(owner)
+        return _json({"object": "list", "data": [described(name) for name in names]})
+
+    @app.get("/v1/models/{name:path}", responses={404: {"description": _STATUSES[404]}})
+    async def model(name: str, request: Request) -> Response:
+        """One of them."""
+        owner = await deps.access.owner(request.headers)
+        if name not in deps.server.models(owner):
+            raise deps.server.no_model(owner, name)
+        return _json(described(name))
 
     @app.get("/healthz")
     async def healthz() -> Response:
@@ -243,6 +252,12 @@ def _add_errors(app: FastAPI, deps: Deps) -> None:
         response = error_response(error, _shape(request))
         deps.metrics.requests.labels(_route(request), response.status_code).inc()
         return response
+
+    @app.exception_handler(ClientDisconnect)
+    async def hung_up(request: Request, error: ClientDisconnect) -> Response:
+        # Nobody reads this answer: the client was gone before its body was all there.
+        deps.metrics.requests.labels(_route(request), HUNG_UP).inc()
+        return Response(status_code=HUNG_UP)
 
     @app.exception_handler(HTTPException)
     async def not_here(request: Request, error: HTTPException) -> Response:

@@ -68,6 +68,8 @@ class Hints:
     done: bool = False
     group: str | None = None
     """Of an attempt at a task: attempts of one group are compared with each other."""
+    run: str | None = None
+    """What the client calls the run that this call is part of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +166,7 @@ def read_hints(headers: Mapping[str, str], body: Mapping[str, str]) -> Hints:
         no_train=flag(headers.get("x-no-train") or body.get("no_train")),
         done=flag(headers.get("x-session-done") or body.get("session_done")),
         group=name_in(headers, "x-group-id"),
+        run=name_in(headers, "x-run-id"),
     )
 
 

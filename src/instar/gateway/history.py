@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from instar.synthetic import strip
+from instar.synthetic import strip, talks_to_itself
 from instar.types import Message
 
 _THOUGHTS = re.compile(r"<think>.*?</think>", re.DOTALL)
@@ -54,8 +54,23 @@ def chain(messages: Sequence[Message], *, system: bool = True, told: bool = Fals
 
 def said(messages: Sequence[Message]) -> tuple[Message, ...]:
     """What people and tools said in these messages, in their own words."""
-    seen = (_as_told(one) for one in messages if one["role"] in ("user", "tool"))
+    own = own_talk(messages)
+    heard = [one for at, one in enumerate(messages) if at not in own]
+    seen = (_as_told(one) for one in heard if one["role"] in ("user", "tool"))
     return tuple(one for one in seen if one is not None)
+
+
+def own_talk(messages: Sequence[Message]) -> frozenset[int]:
+    """Positions of messages in which a client talks to itself, in both roles."""
+    own: set[int] = set()
+    for at, message in enumerate(messages):
+        if message["role"] != "user":
+            continue
+        after = messages[at + 1] if at + 1 < len(messages) else None
+        answered = after is not None and after["role"] == "assistant"
+        if talks_to_itself(text_of(message), text_of(after) if after and answered else ""):
+            own.update((at, at + 1) if answered else (at,))
+    return frozenset(own)
 
 
 def anchors(messages: Sequence[Message], reply: Message) -> tuple[int, ...]:
@@ -78,8 +93,9 @@ def _keys(
     messages: Sequence[Message], *, system: bool = True, told: bool = False
 ) -> Iterator[bytes | None]:
     """The key of each message; None for one that is left out."""
-    for message in messages:
-        seen = _as_told(message) if told else message
+    own = own_talk(messages) if told else ()
+    for at, message in enumerate(messages):
+        seen = (None if at in own else _as_told(message)) if told else message
         left_out = (told or not system) and role_of(message) == "system"
         yield None if seen is None or left_out else message_key(seen)
 

@@ -99,6 +99,16 @@ class TurnServer:
         versions = [f"{self._name}:{version}" for version in self._versions.names(owner)]
         return [self._name, *self._config.model_aliases, *versions]
 
+    def no_model(self, owner: str, model: str) -> RequestError:
+        """For a name that is none of these."""
+        return RequestError(
+            f"The model {model[:80]!r} does not exist here. Served are: "
+            f"{', '.join(self.models(owner))}",
+            status=404,
+            param="model",
+            code="model_not_found",
+        )
+
     async def run(self, owner: str, call: Call, hints: Hints) -> AsyncGenerator[Step, None]:
         """The steps of one reply. Closing this early cancels it and records what there is."""
         version = self._version_of(owner, call.model)
@@ -264,7 +274,8 @@ class TurnServer:
 
     def _take(self, draft: _Draft, piece: Piece) -> list[Delta]:
         if not draft.ids:
-            draft.cached = piece.cached
+            # An engine counts all tokens that an image takes; the prompt has one for it.
+            draft.cached = min(max(draft.cached, piece.cached), len(draft.stitched.prompt_ids))
             self._metrics.first_token.observe(time.time() - draft.started)
         self._metrics.rate.add(len(piece.ids))
         deltas = draft.reader.push(piece.ids)
@@ -320,6 +331,7 @@ class TurnServer:
             anchors=() if call.prompt is not None else anchors(stitched.messages, reply),
             no_train=draft.hints.no_train,
             group=draft.hints.group,
+            run=draft.hints.run,
             logprobs_scaled=info.logprobs_scaled or draft.sampling.temperature in (0.0, 1.0),
             created=draft.started,
         )
@@ -350,13 +362,7 @@ class TurnServer:
         head, _, version = model.rpartition(":")
         if head == self._name and version:
             return version
-        raise RequestError(
-            f"The model {model[:80]!r} does not exist here. Served are: "
-            f"{', '.join(self.models(owner))}",
-            status=404,
-            param="model",
-            code="model_not_found",
-        )
+        raise self.no_model(owner, model)
 
     def _wait_guess(self) -> int:
         """Seconds until a place is likely free: rough, but more than nothing."""

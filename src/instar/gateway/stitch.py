@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from instar.gateway.history import chain, message_key, said
+from instar.gateway.history import chain, message_key, own_talk, said
 from instar.protocols import Renderer
 from instar.types import Message, NextState, Tool, Turn
 
@@ -124,6 +124,8 @@ class SessionTree:
         found = self._deepest(spots, strict, loose)
         if found is None or not found.last:
             # Told differently, perhaps: dearer to look for, and seldom needed.
+            own = own_talk(messages)
+            spots = [at for at in spots if at not in own] or spots
             told = self._deepest(spots, chain(messages, told=True))
             found = told if found is None or (told and told.at > found.at) else found
         return found or self._compacted(messages, spots[-1])

@@ -24,11 +24,19 @@ BY_DEFAULT = "default"
 SYSTEMS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("summary", re.compile(r"You are a context summarization (?:assistant|agent)\b")),
     ("summary", re.compile(r"You are a helpful AI assistant tasked with summarizing\b")),
+    ("summary", re.compile(r"\*Briefly\* summarize this partial conversation about programming\b")),
+    (
+        "commit message",
+        re.compile(
+            r"You are an expert software engineer that generates concise, "
+            r"one-line Git commit messages\b"
+        ),
+    ),
     ("title", re.compile(r"Generate a concise session title\b")),
     ("title", re.compile(r"You are a title generator\b")),
     ("title", re.compile(r"Generate a short kebab-case name\b")),
 )
-"""How the system text of such a call begins: OpenClaw, opencode, Claude Code."""
+"""How the system text of such a call begins: OpenClaw, opencode, Claude Code, aider."""
 
 
 def _codex(value: str) -> str | None:

@@ -23,6 +23,9 @@ from instar.types import Turn
 
 log = logging.getLogger("instar.gateway")
 
+HUNG_UP = 499
+"""Counted in place of a status where the client was gone before it could get one."""
+
 _DEPTH = 100
 """Deepest nesting of a body: what is read must be written again, and not all writers go deep."""
 
@@ -132,7 +135,7 @@ class LiveReply(Response):
                 reply.cancel()
             with suppress(asyncio.CancelledError):
                 await reply
-        self._done(499 if reply.cancelled() else reply.result())
+        self._done(HUNG_UP if reply.cancelled() else reply.result())
 
     async def _talk_stream(self, scope: Scope, receive: Receive, send: Send) -> int:
         started = False

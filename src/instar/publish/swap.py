@@ -3,7 +3,8 @@
 Comes in: which version of each owner is live (asked ten times a second) and where its files are.
 Goes out: for each reply, the name under which the engine has that owner's weights. A swap
 pauses nothing: the new version is loaded while the old one serves, new replies begin on the
-new one, and the old one goes once its last reply is done.
+new one, and the old one goes once its last reply is done. Where the engine is full of versions
+that are all in use, a call waits until one is not.
 
 Versions are an owner's own. The engine sees names such as `anna/v3` and is always asked for
 one by name, so owners never share a live version; `base` belongs to everybody.
@@ -15,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from instar.errors import EngineError, InstarError, ModelError, RequestError, StoreError
@@ -60,6 +61,7 @@ class VersionFollower:
         *,
         live: Live,
         find: Find,
+        hold_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.failures = 0
@@ -68,7 +70,9 @@ class VersionFollower:
         """Per owner why the version that should be live does not serve."""
         self._engine, self._files = engine, files
         self._read_live, self._find = live, find
+        self._hold_s = hold_s
         self._clock = clock
+        self._freed = asyncio.Event()
         self._wanted: dict[str, Version] = {}
         self._serving: dict[str, Version] = {}
         self._resident: dict[str, _Resident] = {}
@@ -109,6 +113,8 @@ class VersionFollower:
         finally:
             resident.replies -= 1
             resident.used = self._clock()
+            if not resident.replies:
+                self._freed.set()
 
     async def run(self) -> None:
         """Follow the store until cancelled."""
@@ -149,15 +155,30 @@ class VersionFollower:
 
     async def _ready(self, owner: str) -> None:
         """Bring a live version back that had to make room, or that the engine lost."""
-        serving = self._serving.get(owner)
-        if serving is None or self._loaded(owner, serving.name):
-            return
-        try:
-            await self._load(serving)
-        except ModelError as error:
-            await self._note_failure(serving, error)
-        except RequestError as error:
-            raise EngineError(f"no room for version {serving.name} now: {error}") from error
+        # Another one may be live, or have made room again, by the time that this one is loaded.
+        while (serving := self._serving.get(owner)) and not self._loaded(owner, serving.name):
+            try:
+                await self._load_held(serving)
+            except ModelError as error:
+                await self._note_failure(serving, error)
+
+    async def _load_held(self, version: Version) -> None:
+        """Load a version that a call waits for: clients take an error worse than a wait."""
+        until = self._clock() + self._hold_s
+        if not self._loaded(version.owner, version.name):
+            await self._check(version)
+        while not self._loaded(version.owner, version.name):
+            try:
+                await self._put(version)
+            except (RequestError, EngineError) as error:
+                if self._clock() >= until:
+                    raise EngineError(
+                        f"no room for version {version.name} within {self._hold_s:g} s "
+                        f"(gateway.hold_s): {error}"
+                    ) from error
+                self._freed.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._freed.wait(), POLL_S)
 
     def _loaded(self, owner: str, name: str) -> bool:
         key = engine_name(owner, name)
@@ -169,7 +190,7 @@ class VersionFollower:
             have = ", ".join(self.names(owner))
             raise _no_such(name, f"There is no such version here. Loaded now: {have}.")
         try:
-            await self._load(version)
+            await self._load_held(version)
         except ModelError as error:
             raise _no_such(name, str(error)) from error
 
@@ -195,7 +216,9 @@ class VersionFollower:
         # A full or dying engine is soon another one; a damaged file stays damaged.
         pause = RETRY_S if isinstance(error, ModelError) else ROOM_S
         self._failed[engine_name(owner, version.name)] = self._clock() + pause
-        if not self._loaded(owner, self.live(owner)):
+        # One that only made room for others comes back with its owner's next call.
+        comes_back = owner in self._serving and not isinstance(error, ModelError)
+        if not comes_back and not self._loaded(owner, self.live(owner)):
             self._serving.pop(owner, None)
             await self._fall_back(owner, version)
         log.error("%s stays on %s: %s", owner, self.live(owner), error)
@@ -220,13 +243,20 @@ class VersionFollower:
             return
 
     async def _load(self, version: Version) -> None:
-        """Check a version's files and make it resident."""
+        """Check a version's files and make it resident, if there is room now."""
+        if not self._loaded(version.owner, version.name):
+            await self._check(version)
+            await self._put(version)
+
+    async def _check(self, version: Version) -> None:
+        await asyncio.to_thread(self._files.read, version.owner, version.name)
+
+    async def _put(self, version: Version) -> None:
         owner, key = version.owner, engine_name(version.owner, version.name)
+        folder = self._files.folder(owner, version.name)
         async with self._changing:
             if self._loaded(owner, version.name):
                 return
-            await asyncio.to_thread(self._files.read, owner, version.name)
-            folder = self._files.folder(owner, version.name)
             try:
                 await self._engine.load(key, folder)
             except RequestError:

@@ -54,6 +54,7 @@ def _fields(turn: Turn) -> dict[str, Any]:
         "parent": turn.parent,
         "kind": turn.kind,
         "kind_reason": turn.kind_reason,
+        "run": turn.run,
         "prompt_ids": turn.prompt_ids,
         "sampled_ids": turn.sampled_ids,
         "logprobs": [_finite(turn, value) for value in turn.logprobs],

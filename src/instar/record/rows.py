@@ -94,6 +94,7 @@ def encode(
         **hint_columns(turn.hint),
         "ready": int(is_ready(turn)),
         "group_id": turn.group,
+        "run": turn.run,
     }
 
 
@@ -180,6 +181,7 @@ def decode(row: Row, content: Content, replies: Iterable[Any], tools: tuple[Tool
         anchors=codec.unpack(row["anchors"]),
         no_train=bool(row["no_train"]),
         group=row["group_id"],
+        run=row["run"],
         logprobs_scaled=bool(row["logprobs_scaled"]),
         created=row["created"],
         next_state=_next_state(row),

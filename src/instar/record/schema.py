@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from instar.errors import StoreError
 
-VERSION = 3
+VERSION = 4
 """Raised with every change to the tables that older code could not read."""
 
 metadata = sa.MetaData()
@@ -95,6 +95,7 @@ turns = sa.Table(
     # 1 while the turn waits for the judge; kept by hand so that a small index holds them all.
     sa.Column("ready", sa.SmallInteger, nullable=False),
     sa.Column("group_id", sa.Text),
+    sa.Column("run", sa.Text),
     sa.Index("turns_by_session", "owner", "session", "seq"),
     sa.Index(
         "turns_ready",
@@ -291,5 +292,9 @@ def _migrate(connection: sa.Connection) -> int:
         metadata.create_all(connection)
         connection.execute(sa.text("ALTER TABLE turns ADD COLUMN group_id TEXT"))
         found = 3
+    if found == 3:
+        # Version 4 adds to turns the run of their client that they belong to.
+        connection.execute(sa.text("ALTER TABLE turns ADD COLUMN run TEXT"))
+        found = 4
     connection.execute(sa.update(meta).values(version=found))
     return found

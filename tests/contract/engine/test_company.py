@@ -135,3 +135,12 @@ async def test_an_unusable_model_is_an_error_and_no_hang(tmp_path: Path) -> None
     with pytest.raises(ModelError, match="could not load"):
         async with open_torch(tmp_path):
             pass
+
+
+async def test_a_model_that_sees_is_sent_to_an_engine_that_lets_it(tmp_path: Path) -> None:
+    text = '{"model_type": "idefics3", "max_position_embeddings": 64, "vision_config": {}}'
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"reads text only.*engine\.type=vllm") as caught:
+        async with open_torch(tmp_path):
+            pass
+    assert len(str(caught.value).splitlines()) == 1

@@ -9,6 +9,7 @@ import orjson
 
 from instar.errors import InstarError
 from instar.gateway.call import Call, Step
+from instar.gateway.dialects.shared import thought
 from instar.gateway.wire import status_of
 from instar.protocols import Renderer
 from instar.text import StopScanner
@@ -31,7 +32,7 @@ class MessagesWriter:
     def begin(self, step: Step) -> bytes:
         """The first bytes of a stream, before those of its first step."""
         self._name = step.name
-        usage = _usage(step.prompt_tokens, step.cached, 0)
+        usage = _usage(step.prompt_tokens, step.cached, sampled=0, thought=0)
         message = self._message([], usage=usage, reason=None, stop=None)
         return _event("message_start", message=message) + _event("ping")
 
@@ -42,7 +43,7 @@ class MessagesWriter:
     def end(self, turn: Turn, cached: int) -> bytes:
         """The last bytes of a stream."""
         reason, stop = self._reason(turn)
-        usage = _usage(len(turn.prompt_ids), cached, len(turn.sampled_ids))
+        usage = self._cost(turn, cached)
         delta = {"stop_reason": reason, "stop_sequence": stop}
         # A message without any block would leave clients without a text to show.
         empty = self._start({"type": "text", "text": ""}) if self._index < 0 else b""
@@ -66,7 +67,7 @@ class MessagesWriter:
             else:
                 blocks.append(self._block(delta.kind, delta.text))
         reason, stop = self._reason(turn)
-        usage = _usage(len(turn.prompt_ids), cached, len(turn.sampled_ids))
+        usage = self._cost(turn, cached)
         return orjson.dumps(
             self._message(
                 blocks or [{"type": "text", "text": ""}], usage=usage, reason=reason, stop=stop
@@ -135,6 +136,10 @@ class MessagesWriter:
             "usage": usage,
         }
 
+    def _cost(self, turn: Turn, cached: int) -> dict[str, Any]:
+        spent = thought(turn, self._renderer)
+        return _usage(len(turn.prompt_ids), cached, sampled=len(turn.sampled_ids), thought=spent)
+
     def _reason(self, turn: Turn) -> tuple[str, str | None]:
         """Why the reply ended, and at which stop sequence if at one."""
         if turn.finish == "stop" and self._call.stop:
@@ -164,13 +169,14 @@ def _tool_use(delta: Delta, arguments: Any) -> dict[str, Any]:
     return {"type": "tool_use", "id": delta.call["id"], "name": name, "input": arguments}
 
 
-def _usage(prompt: int, cached: int, sampled: int) -> dict[str, Any]:
+def _usage(prompt: int, cached: int, *, sampled: int, thought: int) -> dict[str, Any]:
     """Anthropic counts what came from a cache apart."""
     return {
         "input_tokens": prompt - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": sampled,
+        "output_tokens_details": {"thinking_tokens": thought},
     }
 
 

@@ -23,6 +23,7 @@ from instar.gateway.dialects.shared import (
     image_part,
     no_such_part,
     openai_error,
+    openai_usage,
     read_body,
     unsupported,
 )
@@ -167,6 +168,7 @@ class ChatWriter:
 
     def __init__(self, call: Call, renderer: Renderer) -> None:
         self._call = call
+        self._renderer = renderer
         self._created = int(time.time())
         self._id = ""
         self._version = ""
@@ -198,7 +200,7 @@ class ChatWriter:
         """The last bytes of a stream."""
         out = self._event([self._choice({}, finish=turn.finish)])
         if self._call.include_usage:
-            out += self._event([], usage=usage(turn, cached))
+            out += self._event([], usage=openai_usage(turn, cached, self._renderer))
         return out + b"data: [DONE]\n\n"
 
     def whole(self, steps: Sequence[Step], turn: Turn, cached: int) -> bytes:
@@ -225,7 +227,7 @@ class ChatWriter:
                 "model": self._call.model,
                 "system_fingerprint": turn.version,
                 "choices": [choice],
-                "usage": usage(turn, cached),
+                "usage": openai_usage(turn, cached, self._renderer),
             }
         )
 
@@ -278,16 +280,6 @@ def _delta(delta: Delta) -> dict[str, Any]:
         return {"tool_calls": [{"index": delta.index, **delta.call}]}
     name = "content" if delta.kind == "content" else "reasoning_content"
     return {name: delta.text}
-
-
-def usage(turn: Turn, cached: int) -> dict[str, Any]:
-    prompt, sampled = len(turn.prompt_ids), len(turn.sampled_ids)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": sampled,
-        "total_tokens": prompt + sampled,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
 
 
 def _tools(body: ChatBody, raw: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:

@@ -16,13 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 from instar.errors import InstarError, RequestError
 from instar.gateway.call import Call, Step
-from instar.gateway.dialects.chat import usage
 from instar.gateway.dialects.shared import (
     Dialect,
     Refused,
     SharedBody,
     TokenLog,
     openai_error,
+    openai_usage,
     read_body,
 )
 from instar.protocols import Renderer
@@ -122,6 +122,7 @@ class CompletionsWriter:
 
     def __init__(self, call: Call, renderer: Renderer) -> None:
         self._call = call
+        self._renderer = renderer
         self._created = int(time.time())
         self._name = ""
         self._log = TokenLog(renderer, wanted=call.logprobs)
@@ -146,7 +147,7 @@ class CompletionsWriter:
         """The last bytes of a stream."""
         out = self._event(self._choice("", finish=turn.finish))
         if self._call.include_usage:
-            out += self._event(None, shown=usage(turn, cached))
+            out += self._event(None, shown=openai_usage(turn, cached, self._renderer))
         return out + b"data: [DONE]\n\n"
 
     def whole(self, steps: Sequence[Step], turn: Turn, cached: int) -> bytes:
@@ -156,7 +157,9 @@ class CompletionsWriter:
             self._log.note(step)
         text = self._echo + (turn.reply.get("content") or "")
         choice = self._choice(text, self._log.take(), finish=turn.finish)
-        return orjson.dumps({**self._body([choice]), "usage": usage(turn, cached)})
+        return orjson.dumps(
+            {**self._body([choice]), "usage": openai_usage(turn, cached, self._renderer)}
+        )
 
     def broken(self, error: InstarError) -> bytes:
         """The bytes that tell a client that a stream it was reading has failed."""

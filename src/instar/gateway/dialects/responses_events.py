@@ -13,6 +13,7 @@ import orjson
 
 from instar.errors import InstarError
 from instar.gateway.call import Call, Step
+from instar.gateway.dialects.shared import thought
 from instar.protocols import Renderer
 from instar.types import Delta, Turn
 
@@ -189,7 +190,7 @@ class ResponsesWriter:
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
             "output_tokens": sampled,
-            "output_tokens_details": {"reasoning_tokens": _thought(turn, self._renderer)},
+            "output_tokens_details": {"reasoning_tokens": thought(turn, self._renderer)},
             "total_tokens": prompt + sampled,
         }
 
@@ -208,15 +209,3 @@ def _custom_input(arguments: str) -> str:
     found = orjson.loads(arguments)
     text = found.get("input") if isinstance(found, dict) else None
     return text if isinstance(text, str) else arguments
-
-
-def _thought(turn: Turn, renderer: Renderer) -> int:
-    """How many tokens were spent on thinking."""
-    if not turn.reply.get("reasoning_content"):
-        return 0
-    tail = b""
-    for count, token in enumerate(turn.sampled_ids, 1):
-        tail = tail[-16:] + renderer.token_bytes(token)
-        if b"</think>" in tail:
-            return count
-    return len(turn.sampled_ids)

@@ -169,6 +169,30 @@ def openai_error(error: InstarError) -> dict[str, Any]:
 _CODES: dict[type[InstarError], str] = {EngineError: "engine_error", StoreError: "store_error"}
 
 
+def openai_usage(turn: Turn, cached: int, renderer: Renderer) -> dict[str, Any]:
+    """What a reply cost, as OpenAI counts it: the cached and the thinking are part of the sums."""
+    prompt, sampled = len(turn.prompt_ids), len(turn.sampled_ids)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": sampled,
+        "total_tokens": prompt + sampled,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": thought(turn, renderer)},
+    }
+
+
+def thought(turn: Turn, renderer: Renderer) -> int:
+    """How many tokens were spent on thinking, its marks included."""
+    if not turn.reply.get("reasoning_content"):
+        return 0
+    tail = b""
+    for count, token in enumerate(turn.sampled_ids, 1):
+        tail = tail[-16:] + renderer.token_bytes(token)
+        if b"</think>" in tail:
+            return count
+    return len(turn.sampled_ids)
+
+
 class TokenLog:
     """Log-probs of a reply's tokens as clients are shown them; the end token is left out."""
 
