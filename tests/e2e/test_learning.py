@@ -153,6 +153,33 @@ async def test_a_value_head_learns_beside_the_policy_and_survives_a_restart(benc
     assert 0 < second.metrics["value_loss"] < 0.5
 
 
+async def test_the_gate_reads_held_out_turns_of_the_live_version_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[tuple[int, ...]] = []
+    against = bench.learner._trainer.against_teacher
+
+    def counted(prompt_ids: Any, **options: Any) -> Any:
+        if options["weights"] == "policy":
+            read.append(tuple(prompt_ids))
+        return against(prompt_ids, **options)
+
+    monkeypatch.setattr(bench.learner._trainer, "against_teacher", counted)
+    await bench.many(24)
+    held = len(await bench.book.held_out("ann", share=TRAINING.holdout_share))
+    assert await bench.learner.learn("ann") is not None
+    assert len(read) == 2 * held
+    outcome = await bench.learner.learn("ann")
+    assert outcome is not None and outcome.report.turns == held
+    assert len(read) == 3 * held
+    # A correction that the person takes back is none any more, for either version.
+    name = (await bench.book.held_out("ann", share=TRAINING.holdout_share))[0].id
+    await bench.store.set_verdict(name, Verdict(score=1, source="person"), None)
+    outcome = await bench.learner.learn("ann")
+    assert outcome is not None
+    assert outcome.report.turns == held - 1, outcome.report.text()
+
+
 async def test_turns_that_are_too_old_do_not_stand_in_the_way(bench: Bench) -> None:
     """More of them than are looked at once, before those that can be learned from."""
     training = TRAINING.model_copy(update={"max_staleness": 0})

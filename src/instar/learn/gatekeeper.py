@@ -55,12 +55,16 @@ class Gatekeeper:
         self._references = list(references)
         self._max_tokens = max_tokens
         self._attempts = attempts
+        self._seen: tuple[str, str, Measured] = ("", "", Measured())
+        """The owner, the version and what was measured of it last."""
         self._base_answers: list[float] | None = None
         self._base_held: dict[str, Correction] = {}
 
     async def held_out(self, owner: str) -> Held:
         share, limit = self._training.holdout_share, self._training.gate_turns
-        turns = await self._book.held_out(owner, share=share, limit=limit)
+        hinted = await self._book.held_out(owner, share=share, limit=limit)
+        # What a person praised after all is no correction, whatever hint it has.
+        turns = [one for one in hinted if one.verdict is None or one.verdict.score <= 0]
         praised = await self._book.held_out(owner, share=share, limit=limit, praised=True)
         attempted: list[Judged] = []
         if self._attempts is not None:
@@ -69,16 +73,30 @@ class Gatekeeper:
         known = await with_sessions(owner, turns, self._turns)
         return Held(turns=turns, known=known, praised=praised, tried=attempted)
 
-    def measure(self, held: Held) -> Measured:
-        return Measured(
-            corrections=measure.corrections(
+    def remember(self, owner: str, version: str, found: Measured) -> None:
+        """A version that is live now: measured again, only turns that are new will be read."""
+        self._seen = (owner, version, found)
+
+    def measure(self, held: Held, *, owner: str = "", version: str = "") -> Measured:
+        """Of the weights that the trainer holds, which are this version's where it is named."""
+        known = self._seen[2] if version and self._seen[:2] == (owner, version) else Measured()
+        corrected = {one.turn: one for one in known.corrections}
+        praised = {one.turn: one for one in known.praised}
+        corrected |= {
+            one.turn: one
+            for one in measure.corrections(
                 self._trainer,
-                held.turns,
+                [turn for turn in held.turns if turn.id not in corrected],
                 renderer=self._renderer,
                 known=held.known,
                 training=self._training,
-            ),
-            praised=measure.praised(self._trainer, held.praised),
+            )
+        }
+        new = [turn for turn in held.praised if turn.id not in praised]
+        praised |= {one.turn: one for one in measure.praised(self._trainer, new)}
+        return Measured(
+            corrections=[corrected[turn.id] for turn in held.turns if turn.id in corrected],
+            praised=[praised[turn.id] for turn in held.praised if turn.id in praised],
             tried=tried(self._trainer, held.tried, max_tokens=self._max_tokens),
         )
 

@@ -233,7 +233,7 @@ class Learner:
         held = await self._gate.held_out(owner)
         await asyncio.to_thread(self._hold, owner, live)
         before = copy.deepcopy(self._trainer.state())
-        old = await asyncio.to_thread(self._gate.measure, held)
+        old = await asyncio.to_thread(self._gate.measure, held, owner=owner, version=live)
         metrics = await asyncio.to_thread(self._steps, prepared)
         self._holds = None
         new = await asyncio.to_thread(self._gate.measure, held)
@@ -263,6 +263,7 @@ class Learner:
             await self._publish(version, report, live)
         if not report.accepted:
             self._trainer.load_state(before)
+        self._gate.remember(owner, *((name, new) if report.accepted else (live, old)))
         self._holds = (owner, name if report.accepted else live)
         await self._prune(owner)
         await asyncio.to_thread(give_back)
