@@ -69,7 +69,8 @@ def demo(
             report = asyncio.run(job)
     from instar.demo.plot import chart
 
-    plot.write_text(chart(report.looks, title=f"instar demo: {report.persona}"), "utf-8")
+    title = f"instar demo: {report.persona}, seed {report.seed}"
+    plot.write_text(chart(report.looks, praised=report.praised, title=title), "utf-8")
     if as_json:
         print_json(_plain(report))
     else:
@@ -111,6 +112,7 @@ def _plain(report: Report) -> dict[str, Any]:
         "looks": looks,
         "retention": report.retention,
         "judge_agreement": report.judge_agreement,
+        "praised": report.praised,
         "versions": [
             {"name": v.name, "state": v.state, "retention": (v.gate or {}).get("retention")}
             for v in report.versions

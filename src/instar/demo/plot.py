@@ -1,4 +1,4 @@
-"""A small line chart as SVG: style and topic over updates."""
+"""A small line chart as SVG: style, topic and praise over updates."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from instar.demo.measure import Measured
 
 _WIDE, _HIGH, _EDGE = 640, 360, 56
 _LINES = (("style", "#c2410c", "style as wanted"), ("on_topic", "#1d4ed8", "answers on topic"))
+_PRAISED = "#a8a29e"
 
 
-def chart(looks: Sequence[Measured], *, title: str) -> str:
-    """The chart's SVG text."""
+def chart(looks: Sequence[Measured], *, praised: Sequence[float] = (), title: str) -> str:
+    """The chart's SVG text; `praised` is the share of good verdicts in each update's batch."""
     last = max(look.updates for look in looks) or 1
 
     def place(updates: float, share: float) -> tuple[float, float]:
@@ -33,6 +34,15 @@ def chart(looks: Sequence[Measured], *, title: str) -> str:
         x, y = place(look.updates, 0)
         parts.append(f'<text x="{x - 5}" y="{y + 20}">{look.updates}</text>')
     parts.append(f'<text x="{_WIDE / 2 - 30}" y="{_HIGH - 12}">updates</text>')
+    if praised:
+        # The talk that an update learns from was held before it.
+        points = [place(number, share) for number, share in enumerate(praised)]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{_PRAISED}"/>')
+        y = 44 + 18 * len(_LINES)
+        parts.append(
+            f'<text x="{_WIDE - 190}" y="{y}" fill="{_PRAISED}">praised as it talks</text>'
+        )
     for row, (name, colour, label) in enumerate(_LINES):
         spots = [place(look.updates, getattr(look, name)) for look in looks]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)

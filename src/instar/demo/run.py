@@ -40,6 +40,12 @@ class Report:
     proof: Proof | None = None
 
     @property
+    def praised(self) -> list[float]:
+        """The share of good verdicts in the batch of each update, in order."""
+        means = (version.metrics.get("reward_mean") for version in self.versions)
+        return [(1 + mean) / 2 for mean in means if mean is not None]
+
+    @property
     def retention(self) -> float | None:
         """Likelihood of reference answers under the last accepted version, against the base."""
         accepted = [v.gate for v in self.versions if v.gate and v.gate.get("accepted")]
