@@ -80,23 +80,23 @@ def tables(runs: list[dict[str, Any]]) -> str:
     out.append("|---|---|---|---|---|---|---|---|")
     for run in runs:
         first, last = run["sampled"][0], run["sampled"][-1]
-        greedy = [f"{look['reward']:.2f}" for look in (run["greedy"][0], run["greedy"][-1])]
+        greedy = [_shown(run["greedy"], at) for at in (0, 1)]
         gain = last["reward"] - first["reward"]
         cells = [run["environment"], run["seed"], last["updates"], f"{first['reward']:.2f}"]
         cells += [f"{last['reward']:.2f}", f"{gain:+.2f}", *greedy]
         out.append("| " + " | ".join(map(str, cells)) + " |")
     for name in sorted({run["environment"] for run in runs}, reverse=True):
         own = [run for run in runs if run["environment"] == name]
-        out += ["", f"| {name} | before | after | greedy before | greedy after |"]
-        out.append("|---|---|---|---|---|")
+        out += ["", f"| {name} | before | after |", "|---|---|---|"]
         for skill in own[0]["sampled"][0]["skills"]:
-            found = [
-                fmean(run[kind][at]["skills"][skill] for run in own)
-                for kind in ("sampled", "greedy")
-                for at in (0, -1)
-            ]
+            found = [fmean(run["sampled"][at]["skills"][skill] for run in own) for at in (0, -1)]
             out.append(f"| `{skill}` | " + " | ".join(f"{one:.2f}" for one in found) + " |")
     return "\n".join(out)
+
+
+def _shown(looks: list[dict[str, Any]], at: int) -> str:
+    """A run that was ended early has no second greedy look."""
+    return f"{looks[at]['reward']:.2f}" if at < len(looks) else "-"
 
 
 def main() -> None:
