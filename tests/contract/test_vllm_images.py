@@ -98,7 +98,7 @@ async def test_text_alone_is_read_as_before(model: Path, engine: VersionedEngine
 
 
 async def test_what_does_not_fit_is_refused(model: Path, engine: VersionedEngine) -> None:
-    with pytest.raises(RequestError):
+    with pytest.raises(RequestError, match="do not fit"):
         await recomputed.reply(engine, request(model, 1, places=0))
     broken = request(model, 1)
     broken = Request(

@@ -169,6 +169,9 @@ class Server:
             finish = REFUSED if names & {"ValueError", "VLLMClientError"} else "error"
             failed = Part(id=ask.id, ids=[], logprobs=[], finish=finish, error=repr(error))
             self._channel.send(Step([failed]))
+            if ask.images:
+                # Else this side would believe that the engine has them, and send none again.
+                await self._llm.reset_mm_cache()
             return
         self._replies[name] = _Reply(ask)
         await self._llm.engine_core.add_request_async(request)
@@ -179,7 +182,11 @@ class Server:
             return {"type": "token", "prompt_token_ids": ask.prompt_ids}
         shown = [await asyncio.to_thread(_picture, one) for one in ask.images]
         prompt = {"prompt_token_ids": ask.prompt_ids, "multi_modal_data": {"image": shown}}
-        (found,) = await self._llm.renderer.render_cmpl_async([prompt])
+        try:
+            (found,) = await self._llm.renderer.render_cmpl_async([prompt])
+        except AssertionError as error:
+            # So it says that the prompt has no place for an image.
+            raise ValueError(f"the prompt and its images do not fit: {error}") from error
         return found
 
     async def _adapter(self, call: Load | Drop) -> None:
