@@ -159,10 +159,10 @@ async def test_the_gate_reads_held_out_turns_of_the_live_version_once(
     read: list[tuple[int, ...]] = []
     against = bench.learner._trainer.against_teacher
 
-    def counted(prompt_ids: Any, **options: Any) -> Any:
+    def counted(prompt_ids: Any, *more: Any, **options: Any) -> Any:
         if options["weights"] == "policy":
             read.append(tuple(prompt_ids))
-        return against(prompt_ids, **options)
+        return against(prompt_ids, *more, **options)
 
     monkeypatch.setattr(bench.learner._trainer, "against_teacher", counted)
     await bench.many(24)

@@ -444,7 +444,8 @@ def test_the_gate_measures_with_the_teacher_that_trains(tmp_path: Path, guidance
     folder = tiny_llama(tmp_path / "model")
     trainer = TorchTrainer(folder, TrainingConfig(guidance=guidance))
     prompt, hinted, sampled = [1, 2, 3], [9, 1, 2, 3], [4, 5]
-    found = trainer.against_teacher(prompt, hinted_ids=hinted, sampled_ids=sampled)
+    teacher = trainer.teacher_of(prompt, hinted_ids=hinted, sampled_ids=sampled)
+    found = trainer.against_teacher(prompt, sampled, teacher)
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         plain_MV, hinted_MV = (
@@ -470,9 +471,8 @@ def test_what_a_verdict_overrules_is_no_distance(tmp_path: Path) -> None:
             trainer.logprobs(ids, (token,), weights="base")[0] for ids in (prompt, hinted)
         )
         for verdict in (-1.0, 1.0):
-            found = trainer.against_teacher(
-                prompt, hinted_ids=hinted, sampled_ids=(token,), verdict=verdict
-            )
+            teacher = trainer.teacher_of(prompt, hinted_ids=hinted, sampled_ids=(token,))
+            found = trainer.against_teacher(prompt, (token,), teacher, verdict=verdict)
             agreed = verdict * (theirs - ours) > 0
             assert found.wanted == pytest.approx(found.kl if agreed else 0.0)
 

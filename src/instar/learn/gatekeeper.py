@@ -57,6 +57,7 @@ class Gatekeeper:
         self._attempts = attempts
         self._seen: tuple[str, str, Measured] = ("", "", Measured())
         """The owner, the version and what was measured of it last."""
+        self._teachers: measure.Teachers = {}
         self._base_answers: list[float] | None = None
         self._base_held: dict[str, Correction] = {}
 
@@ -90,6 +91,7 @@ class Gatekeeper:
                 renderer=self._renderer,
                 known=held.known,
                 training=self._training,
+                teachers=self._teachers,
             )
         }
         new = [turn for turn in held.praised if turn.id not in praised]
@@ -140,11 +142,13 @@ class Gatekeeper:
             renderer=self._renderer,
             known=held.known,
             training=self._training,
+            teachers=self._teachers,
             weights="base",
         )
         names = {turn.id for turn in held.turns}
         kept = [one for name, one in self._base_held.items() if name in names]
         self._base_held = {one.turn: one for one in (*kept, *found)}
+        self._teachers = {key: one for key, one in self._teachers.items() if key[0] in names}
         return list(self._base_held.values())
 
 

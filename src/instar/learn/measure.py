@@ -10,8 +10,12 @@ from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
 from instar.learn.batches import hinted_prompt
 from instar.publish.gate import Correction, Reference, Tried
+from instar.train.losses import Teacher
 from instar.train.step import TorchTrainer
 from instar.types import Turn
+
+Teachers = dict[tuple[str, tuple[int, ...]], Teacher]
+"""By turn and hinted prompt."""
 
 
 def corrections(
@@ -21,18 +25,26 @@ def corrections(
     renderer: ChatRenderer,
     known: Mapping[str, Turn],
     training: TrainingConfig,
+    teachers: Teachers,
     weights: Literal["policy", "base"] = "policy",
 ) -> list[Correction]:
-    """How far weights are from the hinted teacher on held-out corrected turns."""
+    """How far weights are from the hinted teacher on held-out corrected turns.
+
+    Teachers that are missing are added to `teachers`: reading them is half of the work.
+    """
     found = []
     for turn in turns:
         hinted = hinted_prompt(turn, renderer, known, training=training)
         if hinted is None or not turn.sampled_ids:
             continue
+        if (turn.id, hinted) not in teachers:
+            teachers[turn.id, hinted] = trainer.teacher_of(
+                turn.prompt_ids, hinted_ids=hinted, sampled_ids=turn.sampled_ids
+            )
         seen = trainer.against_teacher(
             turn.prompt_ids,
-            hinted_ids=hinted,
-            sampled_ids=turn.sampled_ids,
+            turn.sampled_ids,
+            teachers[turn.id, hinted],
             verdict=-1.0,
             weights=weights,
         )

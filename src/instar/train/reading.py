@@ -99,30 +99,38 @@ class WeightsReader:
         return [float(part.sum()) for part in torch.split(found_M, sizes)]
 
     @torch.no_grad()
+    def teacher_of(
+        self, prompt_ids: Sequence[int], *, hinted_ids: Sequence[int], sampled_ids: Sequence[int]
+    ) -> losses.Teacher:
+        """What the frozen base thinks of a reply once it has read the hint: it never changes."""
+        # The teacher of the loss: a policy that follows a guided one moves away from the plain one.
+        guidance = self.training.guidance
+        with self.model.frozen() as view:
+
+            def read(prompt: Sequence[int]) -> Tensor:
+                return self.model.hidden(view, path(prompt, sampled_ids))[len(prompt) - 1 : -1]
+
+            return losses.Teacher(
+                head=self._head(view),
+                hinted_MD=read(hinted_ids),
+                plain_MD=read(prompt_ids) if guidance else None,
+                guidance=guidance,
+                temperature=self.training.teacher_temperature,
+            )
+
+    @torch.no_grad()
     def against_teacher(
         self,
         prompt_ids: Sequence[int],
-        *,
-        hinted_ids: Sequence[int],
         sampled_ids: Sequence[int],
+        teacher: losses.Teacher,
+        *,
         verdict: float = 0.0,
         weights: Weights = "policy",
     ) -> AgainstTeacher:
         """Some weights against the teacher that has read the hint, on a reply with a verdict."""
-        plain, hinted = path(prompt_ids, sampled_ids), path(hinted_ids, sampled_ids)
+        plain = path(prompt_ids, sampled_ids)
         ones_M = self._floats([1.0] * len(sampled_ids))
-        # The teacher of the loss: a policy that follows a guided one moves away from the plain one.
-        guidance = self.training.guidance
-        with self.model.frozen() as view:
-            teacher = losses.Teacher(
-                head=self._head(view),
-                hinted_MD=self.model.hidden(view, hinted)[len(hinted_ids) - 1 : -1],
-                plain_MD=self.model.hidden(view, plain)[len(prompt_ids) - 1 : -1]
-                if guidance
-                else None,
-                guidance=guidance,
-                temperature=self.training.teacher_temperature,
-            )
         with self.model.frozen() if weights == "base" else self.model.reading() as view:
             found = losses.taught(
                 self._head(view),
