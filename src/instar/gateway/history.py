@@ -81,23 +81,34 @@ def anchors(messages: Sequence[Message], reply: Message) -> tuple[int, ...]:
     some clients rewrite that on each call; only what was said, for those that rewrite more.
     """
     answer = message_key(reply)
-    strict = _last_two(_keys(messages), _EMPTY)
-    loose = _last_two(_keys(messages, system=False), _LOOSE)
-    told = _last_two(_keys(messages, told=True), _TOLD)
+    plain = [message_key(one) for one in messages]
+    strict = _last_two(plain, _EMPTY)
+    loose = _last_two(_keys(messages, system=False, plain=plain), _LOOSE)
+    told = _last_two(_keys(messages, told=True, plain=plain), _TOLD)
     ends = (strict[0], strict[1], loose[0], told[0])
     exact, trunk, no_system, only_told = (_number(_digest(state, answer)) for state in ends)
     return exact, trunk, no_system, only_told
 
 
 def _keys(
-    messages: Sequence[Message], *, system: bool = True, told: bool = False
+    messages: Sequence[Message],
+    *,
+    system: bool = True,
+    told: bool = False,
+    plain: Sequence[bytes] = (),
 ) -> Iterator[bytes | None]:
-    """The key of each message; None for one that is left out."""
+    """The key of each message; None for one that is left out.
+
+    `plain` are the keys of the messages as they are, where somebody has them: most of the work.
+    """
     own = own_talk(messages) if told else ()
     for at, message in enumerate(messages):
         seen = (None if at in own else _as_told(message)) if told else message
         left_out = (told or not system) and role_of(message) == "system"
-        yield None if seen is None or left_out else message_key(seen)
+        if seen is None or left_out:
+            yield None
+        else:
+            yield plain[at] if plain and seen is message else message_key(seen)
 
 
 def _last_two(keys: Iterable[bytes | None], state: bytes) -> tuple[bytes, bytes]:
@@ -116,8 +127,11 @@ def _as_told(message: Message) -> Message | None:
     """The message without its client's own text; None where nothing else is in it."""
     if role_of(message) != "user" or _has_image(message):
         return message
-    text = strip(text_of(message))
-    return {**message, "content": text} if text else None
+    whole = text_of(message)
+    text = strip(whole)
+    if not text:
+        return None
+    return message if text == whole else {**message, "content": text}
 
 
 def _has_image(message: Message) -> bool:

@@ -120,8 +120,10 @@ class SessionTree:
         spots = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
         if not spots:
             return None
-        strict, loose = chain(messages), chain(messages, system=False)
-        found = self._deepest(spots, strict, loose)
+        strict = chain(messages)
+        if newest := self._deepest(spots[-1:], strict):
+            return newest
+        found = self._deepest(spots, strict, chain(messages, system=False))
         if found is None or not found.last:
             # Told differently, perhaps: dearer to look for, and seldom needed.
             own = own_talk(messages)
