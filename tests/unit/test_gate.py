@@ -106,6 +106,8 @@ def test_praised_replies_may_not_get_rarer_for_nothing() -> None:
     assert not report.accepted
     assert "minus the log-prob of 6 praised replies went from 1.0000 to 1.1000" in report.text()
     assert gate(same, same, praised=(after, before)).accepted
+    # Lies leave hints as they are, so coming nearer to the teacher is no excuse.
+    assert not gate(same, corrections([0.3] * 6), praised=(before, after)).accepted
     # What is gained on corrections may cost a little there, and the other way round.
     assert gate(same, corrections([0.5] * 6, [-1.2] * 6), praised=(before, after)).accepted
     assert gate(same, corrections([0.5] * 6, [-0.9] * 6), praised=(after, before)).accepted

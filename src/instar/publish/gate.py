@@ -12,8 +12,10 @@ The rules, all of which must hold:
   out, as in training), and the log-prob a token of the reply that was corrected away (lower: it
   does that less). Of praised ones, minus the log-prob a token of the reply (lower: it does that
   more). The candidate is rejected if one of them gets worse and no other gets better: what
-  costs a little here and gains there is learning, what only costs is not, and verdicts that
-  were turned round only cost. Worse means two things at once: the mean over the turns is worse than
+  costs a little here and gains there is learning, what only costs is not. That praised replies
+  get rarer is made good only by corrected ones getting rarer too: a batch whose verdicts were
+  turned round can still come nearer to the teacher, whose hints it did not change.
+  Worse means two things at once: the mean over the turns is worse than
   the live version's by more than the tolerance, and it is not by chance, that is, 95 of 100
   paired resamplings of the turns say worse too (bootstrap; the same turns are compared, so that
   easy and hard ones cancel). One turn cannot be resampled; there the tolerance alone decides.
@@ -248,10 +250,12 @@ def _on_verdicts(
     """What held-out verdicts say against a candidate and what for it."""
     against: list[str] = []
     fine: list[str] = []
-    for name, one in found.items():
+    wanted, logprob, praised = found.values()
+    excuses = ((logprob, praised), (wanted, praised), (logprob,))
+    for (name, one), others in zip(found.items(), excuses, strict=True):
         if one is None:
             continue
-        gained = any(other.better for other in found.values() if other is not None)
+        gained = any(other.better for other in others if other is not None)
         (against if one.worse and not gained else fine).append(_in_words(name, one))
     if astray is None:
         fine.append("there are no held-out corrections yet, so none could get worse")
