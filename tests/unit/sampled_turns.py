@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from instar.batch.credit import Credit, Judged
+from instar.config import TrainingConfig
+from instar.train.step import TorchTrainer
 from instar.types import Finish, Hint, Sampling, Turn, Verdict
 
 Score = Literal[-1, 0, 1]
+ALL_LINEAR = ["all-linear"]
 
 
 def turn(
@@ -94,3 +99,21 @@ def tiny_llama(folder: Path, **changes: Any) -> Path:
         torch.manual_seed(7)
         LlamaForCausalLM(LlamaConfig(**(shape | changes))).save_pretrained(folder)
     return folder
+
+
+def make(folder: Path, **training: Any) -> TorchTrainer:
+    """With a loss that is the plain sum of its terms, unless `training` says otherwise."""
+    options = {"lora_rank": 4, "lora_alpha": 8, "lora_target_modules": ALL_LINEAR}
+    options |= {"divergence": "reverse", "dissent": 1.0} | training
+    trainer = TorchTrainer(folder, TrainingConfig(**options), device="cpu")
+    stir(trainer)
+    return trainer
+
+
+def stir(trainer: TorchTrainer) -> None:
+    """An adapter starts as no change at all, under which half of the gradients are zero."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, value in trainer.model.trainable().items():
+            if "lora_B" in name:
+                value.copy_(torch.randn(value.shape, generator=generator) * 0.1)

@@ -112,17 +112,19 @@ def test_a_chunked_divergence_equals_the_plain_one(
         torch.testing.assert_close(one, other)
 
 
-def divergence_by_hand(ours: list[float], theirs: list[float], **options: Any) -> float:
-    teacher = losses.Teacher(head=lambda h: h, hinted_MD=torch.tensor([theirs]).log())
-    found_M = divergence(
+def of_logits(ours_MV: Tensor, theirs_MV: Tensor, **options: Any) -> Tensor:
+    return divergence(
         lambda h: h,
-        torch.tensor([ours]).log(),
-        teacher=teacher,
-        temperatures_M=torch.ones(1),
+        ours_MV,
+        teacher=losses.Teacher(head=lambda h: h, hinted_MD=theirs_MV),
+        temperatures_M=torch.ones(len(ours_MV)),
         chunk=8,
         **options,
     )
-    return float(found_M)
+
+
+def divergence_by_hand(ours: list[float], theirs: list[float], **options: Any) -> float:
+    return float(of_logits(torch.tensor([ours]).log(), torch.tensor([theirs]).log(), **options))
 
 
 def test_divergences_by_hand() -> None:
@@ -134,26 +136,24 @@ def test_divergences_by_hand() -> None:
     assert divergence_by_hand(ours, theirs) == pytest.approx(reverse)
     assert divergence_by_hand(ours, theirs, kind="forward") == pytest.approx(forward)
     assert divergence_by_hand(ours, theirs, kind="both") == pytest.approx((reverse + forward) / 2)
-    # The top one and the rest: 0.5 ln 2 + 0.5 ln (0.5 / 0.75), which is the same here.
-    assert divergence_by_hand(ours, theirs, top_k=1) == pytest.approx(reverse, abs=1e-5)
+
+
+def test_a_top_k_divergence_by_hand() -> None:
+    ours, theirs = [0.5, 0.25, 0.25], [0.25, 0.25, 0.5]
+    # 0.5 ln 2 + 0 - 0.25 ln 2
+    assert divergence_by_hand(ours, theirs) == pytest.approx(0.25 * math.log(2))
+    # The top one and the rest: 0.5 ln 2 + 0.5 ln (0.5 / 0.75)
+    top = 0.5 * math.log(2) + 0.5 * math.log(0.5 / 0.75)
+    assert divergence_by_hand(ours, theirs, top_k=1) == pytest.approx(top, abs=1e-5)
 
 
 def test_only_forward_hurries_to_what_the_student_would_never_say() -> None:
     """The gradient on a new token's logit: as large as the teacher wants it, or as the student."""
-    logits_MV = torch.tensor([[10.0, 0.0]])
-    teacher = losses.Teacher(head=lambda h: h, hinted_MD=torch.tensor([[0.0, 10.0]]))
     pull = {}
     for kind in ("reverse", "forward"):
-        hidden_MD = logits_MV.clone().requires_grad_()
-        found_M = divergence(
-            lambda h: h,
-            hidden_MD,
-            teacher=teacher,
-            temperatures_M=torch.ones(1),
-            chunk=8,
-            kind=kind,
-        )
-        pull[kind] = -float(grads(found_M.sum(), hidden_MD)[0][0, 1])
+        ours_MV = torch.tensor([[10.0, 0.0]]).requires_grad_()
+        found_M = of_logits(ours_MV, torch.tensor([[0.0, 10.0]]), kind=kind)
+        pull[kind] = -float(grads(found_M.sum(), ours_MV)[0][0, 1])
     # Forward: p_teacher - p_student, 1 here. Reverse: p_student x (20 nats - the mean of them).
     assert pull["forward"] == pytest.approx(1.0, abs=1e-3)
     assert 0 < pull["reverse"] < 1e-2
@@ -168,17 +168,9 @@ def test_top_k_never_exceeds_the_whole_and_nears_it(weight_VD: Tensor) -> None:
 
 
 def test_a_certain_student_has_a_finite_top_k_gradient() -> None:
-    hidden_MD = torch.tensor([[80.0, 0.0, 0.0]]).requires_grad_()
-    teacher = losses.Teacher(head=lambda h: h, hinted_MD=torch.tensor([[0.0, 80.0, 0.0]]))
-    found_M = divergence(
-        lambda h: h,
-        hidden_MD,
-        teacher=teacher,
-        temperatures_M=torch.ones(1),
-        chunk=8,
-        top_k=2,
-    )
-    assert bool(torch.isfinite(grads(found_M.sum(), hidden_MD)[0]).all())
+    ours_MV = torch.tensor([[80.0, 0.0, 0.0]]).requires_grad_()
+    found_M = of_logits(ours_MV, torch.tensor([[0.0, 80.0, 0.0]]), top_k=2)
+    assert bool(torch.isfinite(grads(found_M.sum(), ours_MV)[0]).all())
 
 
 def test_student_and_teacher_are_compared_at_the_same_temperature(weight_VD: Tensor) -> None:

@@ -101,9 +101,12 @@ class Learner:
             return None
         oldest = min(one.turn.created for one in judged)
         waited = time.time() - oldest >= self._training.max_wait_s
+        at_least = 1 if waited else self._training.batch_size
+        if len(judged) < at_least:
+            return None
         live = await self._book.live_name(owner)
         judged = await asyncio.to_thread(self._estimated, owner, live, judged)
-        prepared = self._prepare(judged, live, at_least=1 if waited else self._training.batch_size)
+        prepared = self._prepare(judged, live, at_least=at_least)
         if prepared is None:
             return None
         counts = {**prepared.batch.counts, "stale": await self._book.count_stale(owner, stale)}

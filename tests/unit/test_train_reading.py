@@ -1,0 +1,94 @@
+"""What weights say without being changed: trees and fans against turns on their own, teachers.
+
+M sampled tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+import torch
+from sampled_turns import earned, make, tiny_llama, turn
+
+from instar.batch.merge import merge
+from instar.config import TrainingConfig
+from instar.learn.groups import tried
+from instar.train.step import TorchTrainer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("tiny"))
+
+
+def test_endings_of_one_prompt_are_as_likely_as_each_alone(folder: Path) -> None:
+    trainer = TorchTrainer(folder, TrainingConfig())
+    prompt, endings = [1, 2, 3, 4], [[5, 6], [7], [8, 9, 10]]
+    alone = [sum(trainer.logprobs(prompt, ending, weights="base")) for ending in endings]
+    assert trainer.likelihoods(prompt, endings) == pytest.approx(alone, abs=1e-4)
+
+
+@pytest.mark.parametrize("guidance", [0.0, 1.5])
+def test_the_gate_measures_with_the_teacher_that_trains(folder: Path, guidance: float) -> None:
+    """With an untrained adapter the policy is the base, so the KL is the teacher's own shift."""
+    from transformers import AutoModelForCausalLM
+
+    trainer = TorchTrainer(folder, TrainingConfig(guidance=guidance))
+    prompt, hinted, sampled = [1, 2, 3], [9, 1, 2, 3], [4, 5]
+    teacher = trainer.teacher_of(prompt, hinted_ids=hinted, sampled_ids=sampled)
+    found = trainer.against_teacher(prompt, sampled, teacher)
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        plain_MV, hinted_MV = (
+            base(torch.tensor([[*ids, *sampled]])).logits[0, len(ids) - 1 : -1]
+            for ids in (prompt, hinted)
+        )
+    ours = plain_MV.log_softmax(1)
+    theirs = (hinted_MV + guidance * (hinted_MV - plain_MV)).log_softmax(1)
+    kl_M = (ours.exp() * (ours - theirs)).sum(1)
+    assert found.kl == pytest.approx(float(kl_M.mean()), rel=1e-4)
+    assert found.wanted == pytest.approx(found.kl) and found.kl > 0
+    spoken_M = ours.gather(1, torch.tensor(sampled)[:, None])[:, 0]
+    assert found.logprob == pytest.approx(float(spoken_M.mean()), rel=1e-4)
+
+
+def test_what_a_verdict_overrules_is_no_distance(folder: Path) -> None:
+    """Of a token that was corrected, only the teacher's wish to say it less counts."""
+    trainer = TorchTrainer(folder, TrainingConfig(dissent=0.0))
+    prompt, hinted = [1, 2, 3], [9, 1, 2, 3]
+    for token in range(4, 12):
+        ours, theirs = (
+            trainer.logprobs(ids, (token,), weights="base")[0] for ids in (prompt, hinted)
+        )
+        for verdict in (-1.0, 1.0):
+            teacher = trainer.teacher_of(prompt, hinted_ids=hinted, sampled_ids=(token,))
+            found = trainer.against_teacher(prompt, (token,), teacher, verdict=verdict)
+            agreed = verdict * (theirs - ours) > 0
+            assert found.wanted == pytest.approx(found.kl if agreed else 0.0)
+
+
+def test_turns_read_as_a_tree_are_as_likely_as_each_alone(folder: Path) -> None:
+    trainer = make(folder)
+    shared = [1, 2, 3, 4]
+    turns = [
+        earned(turn("a", shared, [5, 6]), 1.0),
+        earned(turn("b", shared, [5, 7, 8]), -1.0),
+        earned(turn("c", [9, 8], [7]), 0.5),
+    ]
+    judged = [
+        replace(one, group="g", attempt=one.turn.id, reward=float(at))
+        for at, (one, _) in enumerate(turns)
+    ]
+    found = {one.turn: one for one in tried(trainer, judged, max_tokens=99)}
+    # The middle one earned the group's mean: it says nothing.
+    assert found.keys() == {judged[0].turn.id, judged[2].turn.id}
+    for one in (judged[0], judged[2]):
+        alone = trainer.logprobs(one.turn.prompt_ids, one.turn.sampled_ids)
+        assert found[one.turn.id].reply_logprob == pytest.approx(fmean(alone), abs=1e-5)
+    (sample, other) = merge(turns).samples
+    alone = [trainer.logprobs(one.turn.prompt_ids, one.turn.sampled_ids) for one, _ in turns]
+    whole = [*trainer.sample_logprobs(sample), *trainer.sample_logprobs(other)]
+    assert whole == pytest.approx([value for some in alone for value in some], abs=1e-5)
