@@ -214,31 +214,43 @@ def count(batch: Batch) -> int:
     return sum(len(sample.tree.ids) for sample in batch.samples)
 
 
-def measure_trl(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+def trl_seconds(folder: Path, args: argparse.Namespace) -> dict[str, float]:
+    """Before anything of ours is loaded: its fused kernels would be TRL's as well."""
     try:
         from trl import GRPOConfig, GRPOTrainer
     except ImportError as error:
         print(f"TRL is not installed here ({error}); its part is left out.", file=sys.stderr)
-        return []
-    ours = own_seconds(folder, args)
-    theirs = trl_trainer(GRPOConfig, GRPOTrainer, folder, args)
-    rows = []
-    for form, turns in eight(args, theirs.model.config.vocab_size).items():
-        inputs = trl_inputs(turns, theirs.accelerator.device)
-        trl_step(theirs, inputs, args.trl_micro)
-        took = seconds(
-            lambda i=inputs: trl_step(theirs, i, args.trl_micro),
+        return {}
+    trainer = trl_trainer(GRPOConfig, GRPOTrainer, folder, args)
+    found = {}
+    for form, turns in eight(args, trainer.model.config.vocab_size).items():
+        inputs = trl_inputs(turns, trainer.accelerator.device)
+        trl_step(trainer, inputs, args.trl_micro)
+        found[form] = seconds(
+            lambda i=inputs: trl_step(trainer, i, args.trl_micro),
             rounds=args.rounds,
             device=args.device,
         )
+    return found
+
+
+def against_trl(
+    theirs: dict[str, float], folder: Path, args: argparse.Namespace
+) -> list[dict[str, Any]]:
+    trainer = trainer_for(folder, args)
+    rows = []
+    for form, turns in eight(args, trainer.model.vocab).items():
+        batch = merged(turns, args.budget)
+        trainer.step(batch)
+        took = seconds(lambda b=batch: trainer.step(b), rounds=args.rounds, device=args.device)
         size = sum(len(one.turn.ids) for one, _ in turns)
         rows.append(
             {
                 "form": form,
                 "tokens": size,
-                "instar_tokens_s": size / ours[form],
-                "trl_tokens_s": size / took,
-                "times": took / ours[form],
+                "instar_tokens_s": size / took,
+                "trl_tokens_s": size / theirs[form],
+                "times": theirs[form] / took,
             }
         )
     return rows
@@ -249,18 +261,6 @@ def eight(args: argparse.Namespace, vocab: int) -> dict[str, Turns]:
         form: replies(form, prompt=args.trl_prompt, reply=args.trl_reply, vocab=vocab)
         for form in ("group", "apart")
     }
-
-
-def own_seconds(folder: Path, args: argparse.Namespace) -> dict[str, float]:
-    trainer = trainer_for(folder, args)
-    found = {}
-    for form, turns in eight(args, trainer.model.vocab).items():
-        batch = merged(turns, args.budget)
-        trainer.step(batch)
-        found[form] = seconds(
-            lambda b=batch: trainer.step(b), rounds=args.rounds, device=args.device
-        )
-    return found
 
 
 def trl_trainer(config: Any, trainer: Any, folder: Path, args: argparse.Namespace) -> Any:
@@ -290,6 +290,7 @@ def trl_trainer(config: Any, trainer: Any, folder: Path, args: argparse.Namespac
             bf16=on_gpu,
             use_cpu=not on_gpu,
             gradient_checkpointing=args.checkpointing,
+            use_liger_kernel=args.trl_liger,
             model_init_kwargs={"dtype": "bfloat16" if on_gpu else "float32"},
             max_steps=1,
             report_to=[],
@@ -371,6 +372,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--trl-reply", type=int, default=500)
     parser.add_argument("--trl-micro", type=int, default=4, help="sequences a pass of TRL's")
     parser.add_argument("--budget", type=int, default=10_240, help="tokens a pass of instar's")
+    parser.add_argument("--trl-liger", action="store_true", help="TRL with its fused kernels")
     parser.add_argument("--only-trl", action="store_true", help="leave the sessions out")
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     args = parser.parse_args()
@@ -386,13 +388,13 @@ def main() -> None:
     found: dict[str, Any] = {"device": args.device, "shape": str(args.model or args.shape)}
     with tempfile.TemporaryDirectory() as home:
         folder = model_folder(args.shape, args.model, Path(home), args.device)
+        theirs = trl_seconds(folder, args) if args.trl or args.only_trl else {}
         if not args.only_trl:
             found["sessions"] = measure_sessions(folder, args)
             show(f"Ten turns over {args.prompt} tokens, {args.turn} a turn", found["sessions"])
-        if args.trl or args.only_trl:
-            found["trl"] = measure_trl(folder, args)
-            if found["trl"]:
-                show("One step of eight sequences", found["trl"])
+        if theirs:
+            found["trl"] = against_trl(theirs, folder, args)
+            show("One step of eight sequences", found["trl"])
     if args.json:
         args.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 

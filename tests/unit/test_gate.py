@@ -91,6 +91,16 @@ def test_a_little_past_the_teacher_is_fine_while_the_bad_reply_gets_rarer() -> N
     assert not gate(old, corrections([0.55] * 6, [-0.9] * 6)).accepted
 
 
+def test_an_update_may_give_back_a_quarter_of_what_was_gained_on_the_base() -> None:
+    """The bad reply went from -1.0 to -1.4 with earlier updates: 0.1 may come back, not more."""
+    old, base = corrections([0.5] * 6, [-1.4] * 6), corrections([0.5] * 6, [-1.0] * 6)
+    assert gate(old, corrections([0.5] * 6, [-1.31] * 6), base=base).accepted
+    assert not gate(old, corrections([0.5] * 6, [-1.29] * 6), base=base).accepted
+    # Nothing gained, nothing to give back: the tolerance of log(1.02) alone.
+    assert not gate(old, corrections([0.5] * 6, [-1.37] * 6), base=old).accepted
+    assert gate(old, corrections([0.5] * 6, [-1.39] * 6), base=old).accepted
+
+
 def praise(*logprobs: float) -> list[Tried]:
     return [
         Tried(turn=f"p{n}", group=f"p{n}", advantage=1.0, reply_logprob=x)

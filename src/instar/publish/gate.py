@@ -19,6 +19,9 @@ The rules, all of which must hold:
   the live version's by more than the tolerance, and it is not by chance, that is, 95 of 100
   paired resamplings of the turns say worse too (bootstrap; the same turns are compared, so that
   easy and hard ones cancel). One turn cannot be resampled; there the tolerance alone decides.
+  On corrected turns the tolerance is at least a quarter of what the live version has gained on
+  the base there: a first update often goes too far, and those after it must be free to come
+  back a little. What is left is never below the base.
   Fewer than four praised turns are too few to say anything. Without held-out corrections there
   is nothing to compare, which the report says.
 - **Never far from the teacher.** A candidate that is much further from the teacher than the
@@ -54,6 +57,8 @@ CONFIDENCE = 0.95
 TASKS = 4
 """Held-out tasks, or praised replies, that it takes to reject a version by them: two or three may
 all get worse by chance, and a run begins with few."""
+GIVE_BACK = 0.25
+"""Share of what was gained on corrected turns that one update may give back."""
 ASTRAY = 0.25
 """Nats a token by which a version may be further from its teacher than the base."""
 
@@ -196,7 +201,7 @@ def decide(
         )
     # All are in nats a token, of which a share of a likelihood is log(1 + share).
     margin = math.log1p(tolerance)
-    found = _verdicts(old, new, margin)
+    found = _verdicts(old, new, base, margin)
     against, fine = _on_verdicts(found, _compare(base, new.corrections, "teacher_kl", ASTRAY))
     attempts = _compare_tried(old.tried, new.tried, margin=margin)
     if attempts is not None:
@@ -228,16 +233,19 @@ def decide(
     )
 
 
-def _verdicts(old: Measured, new: Measured, margin: float) -> dict[str, Comparison | None]:
+def _verdicts(
+    old: Measured, new: Measured, base: Sequence[Correction], margin: float
+) -> dict[str, Comparison | None]:
     """The three numbers of held-out verdicts, by what each is called in a report."""
     before, after, turns = old.corrections, new.corrections, len(old.corrections)
+
+    def compared(measure: str) -> Comparison | None:
+        may_lose = GIVE_BACK * _gained(base, before, measure)
+        return _compare(before, after, measure, margin, may_lose=may_lose)
+
     return {
-        f"KL to the hinted teacher on {turns} held-out corrections": _compare(
-            before, after, "wanted_kl", margin
-        ),
-        f"log-prob of the bad reply on {turns} held-out corrections": _compare(
-            before, after, "reply_logprob", margin
-        ),
+        f"KL to the hinted teacher on {turns} held-out corrections": compared("wanted_kl"),
+        f"log-prob of the bad reply on {turns} held-out corrections": compared("reply_logprob"),
         f"minus the log-prob of {len(old.praised)} praised replies": _compare_tried(
             old.praised, new.praised, margin=margin
         ),
@@ -303,14 +311,30 @@ def _unusable(
     return None
 
 
+def _gained(base: Sequence[Correction], live: Sequence[Correction], measure: str) -> float:
+    """How much lower than the base the live version is; 0 where it is not."""
+    if not live:
+        return 0.0
+    then, now = (fmean(getattr(one, measure) for one in found) for found in (base, live))
+    return max(0.0, then - now)
+
+
 def _compare(
-    old: Sequence[Correction], new: Sequence[Correction], measure: str, margin: float
+    old: Sequence[Correction],
+    new: Sequence[Correction],
+    measure: str,
+    margin: float,
+    *,
+    may_lose: float = 0.0,
 ) -> Comparison | None:
     if not old:
         return None
     after = {one.turn: getattr(one, measure) for one in new}
     return _paired(
-        [getattr(one, measure) for one in old], [after[one.turn] for one in old], margin=margin
+        [getattr(one, measure) for one in old],
+        [after[one.turn] for one in old],
+        margin=margin,
+        may_lose=may_lose,
     )
 
 
@@ -336,8 +360,10 @@ def _by_task(tried: Sequence[Tried]) -> list[float]:
     return [fmean(groups[name]) for name in sorted(groups)]
 
 
-def _paired(live: Sequence[float], candidate: Sequence[float], *, margin: float) -> Comparison:
-    """Both measures are better when lower."""
+def _paired(
+    live: Sequence[float], candidate: Sequence[float], *, margin: float, may_lose: float = 0.0
+) -> Comparison:
+    """Measures are better when lower; `may_lose` widens the margin on the worse side."""
     differences = np.subtract(candidate, live)
     # Seeded: the same measurements always give the same decision.
     chance = np.random.default_rng(len(live))
@@ -350,7 +376,7 @@ def _paired(live: Sequence[float], candidate: Sequence[float], *, margin: float)
         candidate=fmean(candidate),
         low=low,
         high=high,
-        worse=change > margin and low > 0,
+        worse=change > max(margin, may_lose) and low > 0,
         better=change < -margin and high < 0,
     )
 

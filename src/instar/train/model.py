@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from instar.config import TrainingConfig
 from instar.errors import ModelError
-from instar.train import attention, lora
+from instar.train import attention, fused, lora
 from instar.types import Tree
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -107,7 +107,7 @@ class Model:
 
     def hidden(self, view: View, tree: Tree) -> Tensor:
         """The last hidden state of each token, [T, D]."""
-        layout = attention.layout_of(tree, device=self.device)
+        layout = attention.layout_of(tree, device=self.device, dtype=self.dtype)
         with self.precision():
             out = view.body(
                 input_ids=torch.tensor([tree.ids], device=self.device),
@@ -162,8 +162,10 @@ class Model:
 
         model = AutoModelForCausalLM.from_pretrained(
             self.folder, dtype=self.dtype, attn_implementation=attention.NAME
-        )
-        return model.to(self.device)
+        ).to(self.device)
+        if self.device.type == "cuda":
+            fused.fuse(model)
+        return model
 
 
 def _view(base: Any) -> View:
