@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import settings as runs
 from hypothesis import strategies as st
 
+from instar.publish.agreement import Fit
 from instar.publish.gate import (
     Correction,
     GateReport,
@@ -50,7 +51,9 @@ def gate(
         "old": Measured(corrections=old, praised=praised[0], tried=tried[0]),
         "new": Measured(corrections=new, praised=praised[1], tried=tried[1]),
         # Far from the teacher, so that only the tests of it feel it.
-        "base": [replace(one, teacher_kl=9.0, reply_logprob=-1.0) for one in old],
+        "base": Measured(
+            corrections=[replace(one, teacher_kl=9.0, reply_logprob=-1.0) for one in old]
+        ),
         "references": REFERENCES,
         "base_answers": [-1.0, -2.0, -3.0],
         "new_answers": [-1.0, -2.0, -3.0],
@@ -94,11 +97,28 @@ def test_a_little_past_the_teacher_is_fine_while_the_bad_reply_gets_rarer() -> N
 def test_an_update_may_give_back_a_quarter_of_what_was_gained_on_the_base() -> None:
     """The bad reply went from -1.0 to -1.4 with earlier updates: 0.1 may come back, not more."""
     old, base = corrections([0.5] * 6, [-1.4] * 6), corrections([0.5] * 6, [-1.0] * 6)
-    assert gate(old, corrections([0.5] * 6, [-1.31] * 6), base=base).accepted
-    assert not gate(old, corrections([0.5] * 6, [-1.29] * 6), base=base).accepted
+    assert gate(old, corrections([0.5] * 6, [-1.31] * 6), base=Measured(corrections=base)).accepted
+    assert not gate(
+        old, corrections([0.5] * 6, [-1.29] * 6), base=Measured(corrections=base)
+    ).accepted
     # Nothing gained, nothing to give back: the tolerance of log(1.02) alone.
-    assert not gate(old, corrections([0.5] * 6, [-1.37] * 6), base=old).accepted
-    assert gate(old, corrections([0.5] * 6, [-1.39] * 6), base=old).accepted
+    assert not gate(
+        old, corrections([0.5] * 6, [-1.37] * 6), base=Measured(corrections=old)
+    ).accepted
+    assert gate(old, corrections([0.5] * 6, [-1.39] * 6), base=Measured(corrections=old)).accepted
+
+
+def test_a_batch_of_opposite_verdicts_is_rejected_however_little_harm_it_did() -> None:
+    def fits(good: bool, *values: float) -> list[Fit]:
+        return [Fit(turn=f"{good}{n}", good=good, mean=x, top=x) for n, x in enumerate(values)]
+
+    same = corrections([0.5] * 6)
+    known = [*fits(True, 0.5, 0.6, 0.5, 0.7), *fits(False, 0.0, 0.1, -0.1, 0.0)]
+    base = Measured(corrections=same, fits=known)
+    honest = gate(same, same, base=base, batch=fits(True, *[0.6] * 8))
+    assert honest.accepted and "0 of 8 verdicts" in honest.text()
+    lie = gate(same, same, base=base, batch=fits(False, *[0.6] * 8))
+    assert not lie.accepted and "8 of 8 verdicts" in lie.reasons[0]
 
 
 def praise(*logprobs: float) -> list[Tried]:
@@ -116,6 +136,9 @@ def test_praised_replies_may_not_get_rarer_for_nothing() -> None:
     assert not report.accepted
     assert "minus the log-prob of 6 praised replies went from 1.0000 to 1.1000" in report.text()
     assert gate(same, same, praised=(after, before)).accepted
+    # They were gained on the base, by which a quarter of that may come back.
+    gained = Measured(corrections=same, praised=praise(*[-1.5] * 6))
+    assert gate(same, same, praised=(before, after), base=gained).accepted
     # Lies leave hints as they are, so coming nearer to the teacher is no excuse.
     assert not gate(same, corrections([0.3] * 6), praised=(before, after)).accepted
     # What is gained on corrections may cost a little there, and the other way round.
@@ -142,8 +165,8 @@ def test_a_policy_past_its_teacher_is_measured_by_what_is_left_to_learn() -> Non
 
 def test_one_that_is_further_from_the_teacher_than_the_base_has_left_the_topic() -> None:
     old, base = corrections([0.5] * 6), corrections([0.6] * 6)
-    assert gate(old, corrections([0.84] * 6, [-1.2] * 6), base=base).accepted
-    report = gate(old, corrections([0.86] * 6, [-3.0] * 6), base=base)
+    assert gate(old, corrections([0.84] * 6, [-1.2] * 6), base=Measured(corrections=base)).accepted
+    report = gate(old, corrections([0.86] * 6, [-3.0] * 6), base=Measured(corrections=base))
     assert not report.accepted
     assert "much further than the 0.6000 of the base" in report.reasons[0]
 
@@ -190,7 +213,10 @@ def test_retention_below_the_floor_rejects() -> None:
     [
         ({"old": corrections([0.5]), "new": ()}, "same held-out turns"),
         ({"old": corrections([0.5, 0.5]), "new": corrections([0.5])}, "same held-out turns"),
-        ({"old": corrections([0.5]), "new": corrections([0.5]), "base": ()}, "same held-out turns"),
+        (
+            {"old": corrections([0.5]), "new": corrections([0.5]), "base": Measured()},
+            "same held-out turns",
+        ),
         ({"new_answers": [-1.0]}, "not every reference answer"),
         ({"new_answers": [-1.0, math.nan, -3.0]}, "1 measurements are not finite"),
         ({"old": corrections([0.5]), "new": corrections([math.inf])}, "not finite"),

@@ -22,6 +22,8 @@ class Prepared:
 
     batch: Batch
     turns: tuple[str, ...]
+    trained: tuple[Turn, ...] = ()
+    """Those with something to learn from."""
 
 
 def with_hint(messages: Sequence[Message], hint: str) -> tuple[list[Message], int]:
@@ -119,7 +121,8 @@ def prepare(
     counts["cuts"] = sum(part.cuts for part in parts)
     counts["too_long"] = sum(len(part.too_long) for part in parts)
     batch = Batch(samples=samples, version=version, rewards=credited.rewards, counts=dict(counts))
-    return Prepared(batch=batch, turns=used) if batch.turns else None
+    trained = tuple(one.turn for one, _ in chosen)
+    return Prepared(batch=batch, turns=used, trained=trained) if batch.turns else None
 
 
 def _up_to(judged: Sequence[Judged], last: str | None) -> tuple[str, ...]:

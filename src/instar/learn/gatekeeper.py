@@ -9,13 +9,17 @@ from instar.batch.credit import Judged
 from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
 from instar.learn import measure
+from instar.learn.batches import standing_hint
 from instar.learn.groups import HELD_OUT, TurnsOf, judged_groups, tried
-from instar.publish.gate import Correction, GateReport, Measured, Reference, decide
+from instar.publish.agreement import Fit
+from instar.publish.gate import Correction, GateReport, Measured, Reference, Tried, decide
 from instar.record.attempts import AttemptBook
 from instar.record.versions import VersionBook
 from instar.train.step import TorchTrainer
 from instar.types import Turn
 
+_FITS = 8
+"""Turns of a batch whose verdicts are compared with held-out ones: more would only cost time."""
 _GATE_GROUPS = 8
 """The newest groups at held-out tasks that the gate looks at."""
 
@@ -60,18 +64,20 @@ class Gatekeeper:
         self._teachers: measure.Teachers = {}
         self._base_answers: list[float] | None = None
         self._base_held: dict[str, Correction] = {}
+        self._base_praised: dict[str, Tried] = {}
+        self._fits: dict[str, Fit] = {}
 
     async def held_out(self, owner: str) -> Held:
         share, limit = self._training.holdout_share, self._training.gate_turns
         hinted = await self._book.held_out(owner, share=share, limit=limit)
         # What a person praised after all is no correction, whatever hint it has.
         turns = [one for one in hinted if one.verdict is None or one.verdict.score <= 0]
-        praised = await self._book.held_out(owner, share=share, limit=limit, praised=True)
+        praised = await self._book.held_out(owner, share=share, limit=limit // 2, praised=True)
         attempted: list[Judged] = []
         if self._attempts is not None:
             newest = await self._attempts.latest(owner, HELD_OUT, limit=_GATE_GROUPS)
             attempted = await judged_groups(owner, newest, turns_of=self._turns, ages={})
-        known = await with_sessions(owner, turns, self._turns)
+        known = await with_sessions(owner, [*turns, *praised], self._turns)
         return Held(turns=turns, known=known, praised=praised, tried=attempted)
 
     def remember(self, owner: str, version: str, found: Measured) -> None:
@@ -112,6 +118,11 @@ class Gatekeeper:
             self._trainer, self._references, renderer=self._renderer, weights="policy"
         )
 
+    def fits(self, turns: Sequence[Turn], known: Mapping[str, Turn], held: Held) -> list[Fit]:
+        """How some replies of a batch fit what was asked for; the base says, at any time."""
+        step = max(1, len(turns) // _FITS)
+        return self._fitted(turns[::step][:_FITS], known, standing_hint(held.turns))
+
     def decide(
         self,
         candidate: str,
@@ -121,6 +132,7 @@ class Gatekeeper:
         new: Measured,
         answers: Sequence[float],
         held: Held,
+        batch: Sequence[Fit] = (),
     ) -> GateReport:
         return decide(
             candidate=candidate,
@@ -133,9 +145,46 @@ class Gatekeeper:
             new_answers=answers,
             tolerance=self._training.gate_tolerance,
             min_retention=self._training.min_retention,
+            batch=batch,
         )
 
-    def _of_base(self, held: Held) -> list[Correction]:
+    def _of_base(self, held: Held) -> Measured:
+        return Measured(
+            corrections=self._corrections_of_base(held),
+            praised=self._praised_of_base(held),
+            fits=self._fits_of(held),
+        )
+
+    def _praised_of_base(self, held: Held) -> list[Tried]:
+        new = [turn for turn in held.praised if turn.id not in self._base_praised]
+        found = measure.praised(self._trainer, new, weights="base")
+        self._base_praised |= {one.turn: one for one in found}
+        names = [turn.id for turn in held.praised if turn.id in self._base_praised]
+        self._base_praised = {name: self._base_praised[name] for name in names}
+        return list(self._base_praised.values())
+
+    def _fits_of(self, held: Held) -> list[Fit]:
+        turns = [*held.turns, *held.praised]
+        new = [turn for turn in turns if turn.id not in self._fits]
+        found = self._fitted(new, held.known, standing_hint(held.turns))
+        names = {turn.id for turn in turns}
+        kept = [one for one in self._fits.values() if one.turn in names]
+        self._fits = {one.turn: one for one in (*kept, *found)}
+        return list(self._fits.values())
+
+    def _fitted(
+        self, turns: Sequence[Turn], known: Mapping[str, Turn], standing: str | None
+    ) -> list[Fit]:
+        return measure.fits(
+            self._trainer,
+            turns,
+            renderer=self._renderer,
+            known=known,
+            training=self._training,
+            standing=standing,
+        )
+
+    def _corrections_of_base(self, held: Held) -> list[Correction]:
         found = measure.corrections(
             self._trainer,
             [turn for turn in held.turns if turn.id not in self._base_held],

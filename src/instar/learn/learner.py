@@ -234,6 +234,8 @@ class Learner:
     async def _update(self, owner: str, live: str, prepared: Prepared) -> Outcome:
         started = time.monotonic()
         held = await self._gate.held_out(owner)
+        known = await with_sessions(owner, prepared.trained, self._turns)
+        fits = await asyncio.to_thread(self._gate.fits, prepared.trained, known, held)
         await asyncio.to_thread(self._hold, owner, live)
         before = copy.deepcopy(self._trainer.state())
         old = await asyncio.to_thread(self._gate.measure, held, owner=owner, version=live)
@@ -256,7 +258,7 @@ class Learner:
         await asyncio.to_thread(self._files.write, version, self._trainer.save_adapter)
         await asyncio.to_thread(self._states.save, owner, name, self._trainer.state())
         report = await asyncio.to_thread(
-            self._gate.decide, name, live, old=old, new=new, answers=answers, held=held
+            self._gate.decide, name, live, old=old, new=new, answers=answers, held=held, batch=fits
         )
         if not await self._book.add(version):
             log.info("%s is given up: one of its turns was forgotten meanwhile", name)

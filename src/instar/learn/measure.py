@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Literal
 
 from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
 from instar.learn.batches import hinted_prompt
+from instar.publish.agreement import Fit
 from instar.publish.gate import Correction, Reference, Tried
 from instar.train.losses import Teacher
 from instar.train.step import TorchTrainer
-from instar.types import Turn
+from instar.types import Hint, Turn
 
 Teachers = dict[tuple[str, tuple[int, ...]], Teacher]
 """By turn and hinted prompt."""
@@ -59,18 +61,54 @@ def corrections(
     return found
 
 
-def praised(trainer: TorchTrainer, turns: Sequence[Turn]) -> list[Tried]:
-    """How likely replies still are that a person was pleased with."""
+def praised(
+    trainer: TorchTrainer,
+    turns: Sequence[Turn],
+    *,
+    weights: Literal["policy", "base"] = "policy",
+) -> list[Tried]:
+    """How likely replies are that a person was pleased with."""
     return [
         Tried(
             turn=turn.id,
             group=turn.id,
             advantage=1.0,
-            reply_logprob=fmean(trainer.logprobs(turn.prompt_ids, turn.sampled_ids)),
+            reply_logprob=fmean(
+                trainer.logprobs(turn.prompt_ids, turn.sampled_ids, weights=weights)
+            ),
         )
         for turn in turns
         if turn.sampled_ids
     ]
+
+
+def fits(
+    trainer: TorchTrainer,
+    turns: Sequence[Turn],
+    *,
+    renderer: ChatRenderer,
+    known: Mapping[str, Turn],
+    training: TrainingConfig,
+    standing: str | None,
+) -> list[Fit]:
+    """How replies with a verdict fit their own hint, or what a person mostly asks for."""
+    found = []
+    for turn in turns:
+        if turn.verdict is None or not turn.verdict.score or not turn.sampled_ids:
+            continue
+        good = turn.verdict.score > 0
+        hint = turn.hint.text if turn.hint is not None and not good else standing
+        told = replace(turn, verdict=None, hint=Hint(text=hint) if hint else None)
+        hinted = hinted_prompt(told, renderer, known, training=training)
+        if hinted is None:
+            continue
+        with_it, without = (
+            trainer.logprobs(prompt, turn.sampled_ids, weights="base")
+            for prompt in (hinted, turn.prompt_ids)
+        )
+        gains = [a - b for a, b in zip(with_it, without, strict=True)]
+        found.append(Fit(turn=turn.id, good=good, mean=fmean(gains), top=max(gains)))
+    return found
 
 
 def answers(

@@ -19,11 +19,13 @@ The rules, all of which must hold:
   the live version's by more than the tolerance, and it is not by chance, that is, 95 of 100
   paired resamplings of the turns say worse too (bootstrap; the same turns are compared, so that
   easy and hard ones cancel). One turn cannot be resampled; there the tolerance alone decides.
-  On corrected turns the tolerance is at least a quarter of what the live version has gained on
-  the base there: a first update often goes too far, and those after it must be free to come
-  back a little. What is left is never below the base.
+  The tolerance is at least a quarter of what the live version has gained on the base there: a
+  first update often goes too far, and old replies drift apart from new ones that please as
+  well. What is left is never below the base.
   Fewer than four praised turns are too few to say anything. Without held-out corrections there
   is nothing to compare, which the report says.
+- **Verdicts that fit.** A batch most of whose verdicts are the opposite of what held-out ones
+  say of such replies is rejected, however little harm one update of it does (`agreement`).
 - **Never far from the teacher.** A candidate that is much further from the teacher than the
   base was before it learned anything has left the topic, whatever else got better: rejected.
 - **Held-out attempts.** Tasks of environments of which attempts are kept from training. Their
@@ -44,13 +46,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+
+from instar.publish.agreement import Fit, agreement
+
+T = TypeVar("T")
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
@@ -58,7 +64,7 @@ TASKS = 4
 """Held-out tasks, or praised replies, that it takes to reject a version by them: two or three may
 all get worse by chance, and a run begins with few."""
 GIVE_BACK = 0.25
-"""Share of what was gained on corrected turns that one update may give back."""
+"""Share of what was gained on held-out turns that one update may give back."""
 ASTRAY = 0.25
 """Nats a token by which a version may be further from its teacher than the base."""
 
@@ -111,6 +117,8 @@ class Measured:
     praised: Sequence[Tried] = ()
     """Praised replies: an advantage of 1 each."""
     tried: Sequence[Tried] = ()
+    fits: Sequence[Fit] = ()
+    """How held-out replies fit their hints; only the base can tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,14 +188,15 @@ def decide(
     live: str,
     old: Measured,
     new: Measured,
-    base: Sequence[Correction],
+    base: Measured,
     references: Sequence[Reference],
     base_answers: Sequence[float],
     new_answers: Sequence[float],
     tolerance: float,
     min_retention: float,
+    batch: Sequence[Fit] = (),
 ) -> GateReport:
-    """The rules above, as a pure function."""
+    """The rules above, as a pure function. `batch`: how replies that were trained on fit hints."""
     turns = len(old.corrections)
     wrong = _unusable(old, new, base, references, base_answers, new_answers)
     if wrong:
@@ -202,7 +211,11 @@ def decide(
     # All are in nats a token, of which a share of a likelihood is log(1 + share).
     margin = math.log1p(tolerance)
     found = _verdicts(old, new, base, margin)
-    against, fine = _on_verdicts(found, _compare(base, new.corrections, "teacher_kl", ASTRAY))
+    astray = _compare(base.corrections, new.corrections, "teacher_kl", ASTRAY)
+    against, fine = _on_verdicts(found, astray)
+    fits = agreement(batch, base.fits)
+    if fits is not None:
+        (against if fits.at_odds else fine).append(fits.text())
     attempts = _compare_tried(old.tried, new.tried, margin=margin)
     if attempts is not None:
         words = _in_words(f"loss on {_tasks(old.tried)} held-out tasks", attempts)
@@ -210,12 +223,9 @@ def decide(
     elif old.tried:
         fine.append(f"{_tasks(old.tried)} held-out tasks are too few to say anything ({TASKS})")
     kept, by_kind = _retention(references, base_answers, new_answers)
-    if kept is None:
-        fine.append("the retention set is empty, so forgetting was not measured")
-    elif kept < min_retention:
-        against.append(f"retention is {kept:.3f}, below the {min_retention:g} that is asked for")
-    else:
-        fine.append(f"retention is {kept:.3f} ({min_retention:g} is asked for)")
+    (against if kept is not None and kept < min_retention else fine).append(
+        _retained(kept, min_retention)
+    )
     wanted, logprob, praised = found.values()
     return GateReport(
         accepted=not against,
@@ -234,20 +244,23 @@ def decide(
 
 
 def _verdicts(
-    old: Measured, new: Measured, base: Sequence[Correction], margin: float
+    old: Measured, new: Measured, base: Measured, margin: float
 ) -> dict[str, Comparison | None]:
     """The three numbers of held-out verdicts, by what each is called in a report."""
     before, after, turns = old.corrections, new.corrections, len(old.corrections)
 
     def compared(measure: str) -> Comparison | None:
-        may_lose = GIVE_BACK * _gained(base, before, measure)
-        return _compare(before, after, measure, margin, may_lose=may_lose)
+        gained = _gained(base.corrections, before, lambda one: float(getattr(one, measure)))
+        return _compare(before, after, measure, margin, may_lose=GIVE_BACK * gained)
 
     return {
         f"KL to the hinted teacher on {turns} held-out corrections": compared("wanted_kl"),
         f"log-prob of the bad reply on {turns} held-out corrections": compared("reply_logprob"),
         f"minus the log-prob of {len(old.praised)} praised replies": _compare_tried(
-            old.praised, new.praised, margin=margin
+            old.praised,
+            new.praised,
+            margin=margin,
+            may_lose=GIVE_BACK * _gained(base.praised, old.praised, lambda one: one.loss),
         ),
     }
 
@@ -284,13 +297,13 @@ def retention_set() -> list[Reference]:
 def _unusable(
     old: Measured,
     new: Measured,
-    base: Sequence[Correction],
+    base: Measured,
     references: Sequence[Reference],
     base_answers: Sequence[float],
     new_answers: Sequence[float],
 ) -> str | None:
     """Why these measurements decide nothing."""
-    measured = (old.corrections, new.corrections, base)
+    measured = (old.corrections, new.corrections, base.corrections)
     if len({tuple(sorted(one.turn for one in found)) for found in measured}) > 1:
         return "the versions were not measured on the same held-out turns"
     if not len(references) == len(base_answers) == len(new_answers):
@@ -311,12 +324,11 @@ def _unusable(
     return None
 
 
-def _gained(base: Sequence[Correction], live: Sequence[Correction], measure: str) -> float:
+def _gained(base: Sequence[T], live: Sequence[T], measure: Callable[[T], float]) -> float:
     """How much lower than the base the live version is; 0 where it is not."""
-    if not live:
+    if not live or not base:
         return 0.0
-    then, now = (fmean(getattr(one, measure) for one in found) for found in (base, live))
-    return max(0.0, then - now)
+    return max(0.0, fmean(map(measure, base)) - fmean(map(measure, live)))
 
 
 def _compare(
@@ -339,13 +351,13 @@ def _compare(
 
 
 def _compare_tried(
-    live: Sequence[Tried], candidate: Sequence[Tried], *, margin: float
+    live: Sequence[Tried], candidate: Sequence[Tried], *, margin: float, may_lose: float = 0.0
 ) -> Comparison | None:
     if _tasks(live) < TASKS:
         return None
     # A change of a likelihood by the tolerance, for the typical attempt.
     margin *= fmean(abs(one.advantage) for one in live)
-    return _paired(_by_task(live), _by_task(candidate), margin=margin)
+    return _paired(_by_task(live), _by_task(candidate), margin=margin, may_lose=may_lose)
 
 
 def _tasks(tried: Sequence[Tried]) -> int:
@@ -400,6 +412,14 @@ def _retention(
         by_kind.setdefault(one.kind, []).append(after - before)
     every = [change for changes in by_kind.values() for change in changes]
     return _exp(fmean(every)), {kind: _exp(fmean(changes)) for kind, changes in by_kind.items()}
+
+
+def _retained(kept: float | None, wanted: float) -> str:
+    if kept is None:
+        return "the retention set is empty, so forgetting was not measured"
+    if kept < wanted:
+        return f"retention is {kept:.3f}, below the {wanted:g} that is asked for"
+    return f"retention is {kept:.3f} ({wanted:g} is asked for)"
 
 
 def _exp(value: float) -> float:
