@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Pack all that the GPU tests need for a machine that has no network: vLLM, instar's other
-# dependencies and the embedded model, in pieces of 60 MiB (about 500 MB in all).
+# dependencies and the embedded model, in pieces of 56 MiB (about 500 MB in all).
 #   tests/gpu/pack.sh DIR       here:  writes DIR/p00 DIR/p01 ...
 #   tests/gpu/unpack.sh DIR     there: see its head
 set -euo pipefail
@@ -18,5 +18,5 @@ for minor in $(seq 5 39); do platforms+=(--platform "manylinux_2_${minor}_x86_64
   "${platforms[@]}" --dest "$work/wheels" --requirement "$here/requirements-py312.txt"
 
 rm -f "$out"/p[0-9][0-9]
-tar --create --directory "$work" wheels | split --bytes=60M --numeric-suffixes - "$out/p"
+tar --create --directory "$work" wheels | split --bytes=56M --numeric-suffixes - "$out/p"
 du -ch "$out"/p* | tail -1

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -104,3 +105,67 @@ def test_an_unknown_sampler_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
     module = v2_module("compute_something_new")
     with pytest.raises(RuntimeError, match="compute_topk_logprobs or compute_topk_scores"):
         vllm_plugin._patch_v2(module)
+
+
+class Rows(NamedTuple):
+    """Shaped like vLLM's LogprobsLists."""
+
+    logprob_token_ids: np.ndarray
+    logprobs: np.ndarray
+    sampled_token_ranks: np.ndarray
+    cu_num_generated_tokens: list[int] | None = None
+
+    def slice_request(self, at: int, count: int) -> Rows:
+        raise AssertionError("log-probs of a reply are not cut out any more")
+
+
+def scheduler(outputs: dict[int, list[tuple[str, list[int]]]]) -> Any:
+    class Scheduler:
+        def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+            logprobs = model_runner_output.logprobs
+            made = {
+                client: [
+                    SimpleNamespace(
+                        request_id=name,
+                        new_token_ids=ids,
+                        new_logprobs=logprobs.slice_request(0, 1) if logprobs else None,
+                    )
+                    for name, ids in told
+                ]
+                for client, told in outputs.items()
+            }
+            return {client: SimpleNamespace(outputs=found) for client, found in made.items()}
+
+    return Scheduler
+
+
+def test_a_steps_log_probs_leave_with_its_first_output() -> None:
+    """Two clients; one output has no token; rows follow the outputs, not the batch."""
+    cls = scheduler({0: [("b", []), ("c", [7]), ("a", [5])], 1: [("d", [9])]})
+    vllm_plugin._patch_scheduler(cls)
+    vllm_plugin._patch_scheduler(cls)
+    values = np.array([[-0.1], [-0.2], [-0.3], [-0.4]])
+    found = Rows(values, values, values[:, 0])
+    step = SimpleNamespace(logprobs=found, req_id_to_index={"a": 0, "b": 1, "c": 2, "d": 3})
+    clients = cls().update_from_output(None, step)
+    none, first, second = clients[0].outputs
+    assert none.new_logprobs is None and second.new_logprobs is None
+    assert first.new_logprobs.logprobs[:, 0].tolist() == [-0.3, -0.1]
+    assert clients[1].outputs[0].new_logprobs.logprobs[:, 0].tolist() == [-0.4]
+
+
+def test_replies_of_several_tokens_keep_all_their_log_probs() -> None:
+    cls = scheduler({0: [("b", [7, 8]), ("a", [5])]})
+    vllm_plugin._patch_scheduler(cls)
+    values = np.array([[-0.1], [-0.2], [-0.3]])
+    found = Rows(values, values, values[:, 0], [0, 1])
+    step = SimpleNamespace(logprobs=found, req_id_to_index={"a": 0, "b": 1})
+    first, _ = cls().update_from_output(None, step)[0].outputs
+    assert first.new_logprobs.logprobs[:, 0].tolist() == [-0.2, -0.3, -0.1]
+
+
+def test_a_step_without_log_probs_is_left_alone() -> None:
+    cls = scheduler({0: [("a", [5])]})
+    vllm_plugin._patch_scheduler(cls)
+    step = SimpleNamespace(logprobs=None, req_id_to_index={"a": 0})
+    assert cls().update_from_output(None, step)[0].outputs[0].new_logprobs is None

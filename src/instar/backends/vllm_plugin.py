@@ -6,8 +6,12 @@ and the unscaled distribution at temperature 0. This plugin changes what the sam
 hand to the computation of the log-probs, and nothing else.
 
 vLLM loads it in each of its processes through the entry point `vllm.general_plugins`; it acts
-only where INSTAR_VLLM_LOGPROBS=1 is set, so that other uses of vLLM in the same environment
+only where INSTAR_VLLM_LOGPROBS is set, so that other uses of vLLM in the same environment
 stay as they are. A vLLM whose samplers look different is an error, never a silent fallback.
+
+Where it is set to `together`, as for the server that instar starts itself, the log-probs of a
+step also leave the engine in one piece, with the step's first output. By default each reply's
+are cut out and packed by themselves, which with hundreds of replies takes as long as the model.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ from typing import Any
 
 SWITCH = "INSTAR_VLLM_LOGPROBS"
 """Set to 1 in the environment of a vLLM server that instar is to record from."""
+TOGETHER = "together"
+"""The switch's value for a server that reads a step's log-probs off its first output."""
 
 _GREEDY = 1e-5
 """vLLM takes temperatures below this for greedy sampling."""
@@ -31,7 +37,8 @@ _V2_COMPUTE = ("compute_topk_logprobs", "compute_topk_scores")
 
 def register() -> None:
     """Entry point for vLLM; may be called more than once in a process."""
-    if os.environ.get(SWITCH) != "1":
+    switch = os.environ.get(SWITCH)
+    if switch not in ("1", TOGETHER):
         return
     from vllm.triton_utils import HAS_TRITON
     from vllm.v1.sample import sampler
@@ -40,6 +47,10 @@ def register() -> None:
     # Model runner V2 is written in Triton: it is never used, nor importable, without.
     if HAS_TRITON and _exists(_V2_SAMPLER):
         _patch_v2(importlib.import_module(_V2_SAMPLER))
+    if switch == TOGETHER:
+        from vllm.v1.core.sched.scheduler import Scheduler
+
+        _patch_scheduler(Scheduler)
 
 
 def scaled(logits_BV: Any, temperature_B: Any) -> Any:
@@ -103,6 +114,48 @@ def _patch_v2(module: Any) -> None:
 
     setattr(module, name, compute_scaled)
     cls.__call__, cls._instar = wrapper, True
+
+
+class _Uncut:
+    """Stands in for the log-probs of a step while outputs are made: none gets its own."""
+
+    def slice_request(self, *at: int) -> None:
+        return None
+
+
+def _patch_scheduler(cls: Any) -> None:
+    """Its `update_from_output` makes the outputs of a step, which may go to several clients."""
+    if "_instar" in vars(cls):
+        return
+    _demand(cls, "update_from_output")
+    update: Callable[..., dict[int, Any]] = cls.update_from_output
+
+    @functools.wraps(update)
+    def wrapper(self: Any, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
+        found = model_runner_output.logprobs
+        if found is None:
+            return update(self, scheduler_output, model_runner_output)
+        model_runner_output.logprobs = _Uncut()
+        clients = update(self, scheduler_output, model_runner_output)
+        for client in clients.values():
+            sampled = [one for one in client.outputs if one.new_token_ids]
+            if sampled:
+                rows = _rows(found, model_runner_output.req_id_to_index, sampled)
+                sampled[0].new_logprobs = type(found)(*(part[rows] for part in found[:3]), None)
+        return clients
+
+    cls.update_from_output, cls._instar = wrapper, True
+
+
+def _rows(found: Any, index: dict[str, int], outputs: list[Any]) -> list[int]:
+    """Where the log-probs of each new token are, output after output."""
+    starts = found.cu_num_generated_tokens
+    rows: list[int] = []
+    for one in outputs:
+        at = index[one.request_id]
+        first = at if starts is None else starts[at]
+        rows.extend(range(first, first + len(one.new_token_ids)))
+    return rows
 
 
 def _exists(module: str) -> bool:

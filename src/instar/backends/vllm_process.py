@@ -300,7 +300,7 @@ def _environment(config: VllmEngine, folder: Path) -> dict[str, str]:
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         **os.environ,
         **config.env,
-        vllm_plugin.SWITCH: "1",
+        vllm_plugin.SWITCH: vllm_plugin.TOGETHER,
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",

@@ -14,7 +14,7 @@ import io
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -126,6 +126,40 @@ class _Reply:
         self.part: Part | None = None
 
 
+class _Drawn:
+    """The log-probs of one step's new tokens, output after output (`vllm_plugin.TOGETHER`)."""
+
+    __slots__ = ("_found", "_next", "_values")
+
+    def __init__(self, outputs: Sequence[Any]) -> None:
+        first = next((one for one in outputs if one.new_token_ids), None)
+        self._found = None if first is None else first.new_logprobs
+        # Column 0 is the sampled token, the others are the likeliest ones of the widest request.
+        self._values = [] if self._found is None else self._found.logprobs[:, 0].tolist()
+        self._next = 0
+
+    def pass_over(self, count: int) -> int:
+        """Where the next output's are, which has so many new tokens."""
+        first = self._next
+        self._next += count
+        return first
+
+    def extend(self, part: Part, ids: list[int], first: int, *, top: int) -> None:
+        part.ids.extend(ids)
+        values = self._values[first : first + len(ids)]
+        if len(values) != len(ids):
+            part.error = f"vLLM gave {len(values)} log-probs for {len(ids)} sampled tokens"
+            return
+        part.logprobs.extend(values)
+        if top and self._found is not None:
+            rows = slice(first, first + len(ids))
+            likeliest = self._found.logprob_token_ids[rows, 1 : top + 1].tolist()
+            their = self._found.logprobs[rows, 1 : top + 1].tolist()
+            part.top.extend(
+                list(zip(*row, strict=True)) for row in zip(likeliest, their, strict=True)
+            )
+
+
 class Server:
     """Carries requests to vLLM's engine core, and its outputs back."""
 
@@ -212,7 +246,8 @@ class Server:
         """Forward what each engine step gave, until the engine dies."""
         while True:
             outputs = await self._llm.engine_core.get_output_async()
-            urgent = [part for output in outputs.outputs if (part := self._take(output))]
+            drawn = _Drawn(outputs.outputs)
+            urgent = [part for output in outputs.outputs if (part := self._take(output, drawn))]
             now = time.monotonic()
             count = len(self._replies)
             hold = HOLD_S_PER_REPLY * count if count > HOLD_FROM else 0.0
@@ -225,8 +260,9 @@ class Server:
             if urgent:
                 self._channel.send(Step(urgent))
 
-    def _take(self, output: Any) -> Part | None:
+    def _take(self, output: Any, drawn: _Drawn) -> Part | None:
         """Add an output of the engine to its reply; returns the part if it must go at once."""
+        first = drawn.pass_over(len(output.new_token_ids))
         reply = self._replies.get(output.request_id)
         if reply is None:
             return None
@@ -237,7 +273,7 @@ class Server:
             stats = output.prefill_stats
             part.cached = reply.cached = stats.num_cached_tokens if stats is not None else 0
         if output.new_token_ids:
-            _extend(part, output, top=reply.top)
+            drawn.extend(part, output.new_token_ids, first, top=reply.top)
         if output.finish_reason is not None:
             part.finish = str(output.finish_reason)
             del self._replies[output.request_id]
@@ -245,22 +281,6 @@ class Server:
             return None
         reply.urgent, reply.part = False, None
         return part
-
-
-def _extend(part: Part, output: Any, *, top: int) -> None:
-    count = len(output.new_token_ids)
-    part.ids.extend(output.new_token_ids)
-    found = output.new_logprobs
-    if found is None or len(found.logprobs) != count:
-        have = 0 if found is None else len(found.logprobs)
-        part.error = f"vLLM gave {have} log-probs for {count} sampled tokens"
-        return
-    # Column 0 is the sampled token, the others are the likeliest ones of the widest request.
-    part.logprobs.extend(found.logprobs[:, 0].tolist())
-    if top:
-        ids = found.logprob_token_ids[:, 1 : top + 1].tolist()
-        values = found.logprobs[:, 1 : top + 1].tolist()
-        part.top.extend(list(zip(*row, strict=True)) for row in zip(ids, values, strict=True))
 
 
 def _picture(data: bytes) -> Any:
