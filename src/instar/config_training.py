@@ -99,7 +99,7 @@ class TrainingConfig(Section):
     """Share of corrected and praised turns never trained on: the gate measures versions there."""
     steps_per_batch: int = Field(default=3, ge=1)
     """Optimiser steps on each batch; importance weights account for the ones before."""
-    guidance: float = Field(default=0.0, ge=0)
+    guidance: float = Field(default=1.0, ge=0)
     """How much further than the hinted base the teacher goes, away from the base unhinted."""
     max_staleness: int = Field(default=4, ge=0)
     """Turns sampled by a version this many before the live one, or more, are left out."""
@@ -109,7 +109,7 @@ class TrainingConfig(Section):
     """Held-out corrections that the gate looks at, the newest ones."""
     gate_references: int = Field(default=24, ge=0)
     """Reference answers of the retention set that the gate looks at."""
-    gate_tolerance: float = Field(default=0.01, ge=0)
+    gate_tolerance: float = Field(default=0.03, ge=0)
     """How much worse than the live one, as a share, a version may do on held-out turns."""
     min_retention: float = Field(default=0.95, ge=0, le=1)
     """The least likelihood of the retention set's answers, a token, as a share of the base's."""

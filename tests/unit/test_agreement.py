@@ -39,15 +39,22 @@ def test_the_border_lies_in_the_middle_of_the_gap() -> None:
     assert found is not None and found.opposite == 1
 
 
-def test_half_of_a_batch_may_be_odd_and_so_may_two_of_three() -> None:
-    """Of three, two are on the wrong side by chance in 2.8 of 100: that is no lie yet."""
+def test_half_of_a_batch_may_be_odd_and_so_may_three_of_four() -> None:
+    """Where one in ten is odd: three of four are by chance in 3.7 of 1000, that is no lie yet."""
     half = agreement(fits([0.5, 0.5, 0.0, 0.0], []), HELD)
     assert half is not None and half.opposite == 2 and not half.at_odds
-    few = agreement(fits([0.5, 0.0, 0.0], []), HELD)
-    assert few is not None and not few.at_odds
-    # Three of four: 4 x 0.1^3 x 0.9 + 0.1^4 = 0.0037.
-    most = agreement(fits([0.5, 0.0, 0.0, 0.0], []), HELD)
+    few = agreement(fits([0.5, 0.0, 0.0, 0.0], []), HELD)
+    assert few is not None and few.opposite == 3 and not few.at_odds
+    # Four of four: 0.1^4 = 0.0001.
+    most = agreement(fits([0.0, 0.0, 0.0, 0.0], []), HELD)
     assert most is not None and most.at_odds
+
+
+def test_each_held_out_turn_is_judged_by_the_others() -> None:
+    """The praised one at -0.3 is odd; with the border between 0.1 and 0.4 it is one of five."""
+    held = fits([0.4, 0.5, 0.6, 0.7, -0.3], [-0.2, -0.1, 0.0, 0.1])
+    found = agreement(fits([0.5], []), held)
+    assert found is not None and found.reliable == pytest.approx((4 / 5 + 1) / 2)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from instar.record.versions import VersionBook
 from instar.train.step import TorchTrainer
 from instar.types import Turn
 
-_FITS = 8
+_FITS = 12
 """Turns of a batch whose verdicts are compared with held-out ones: more would only cost time."""
 _GATE_GROUPS = 8
 """The newest groups at held-out tasks that the gate looks at."""
@@ -120,8 +120,9 @@ class Gatekeeper:
 
     def fits(self, turns: Sequence[Turn], known: Mapping[str, Turn], held: Held) -> list[Fit]:
         """How some replies of a batch fit what was asked for; the base says, at any time."""
-        step = max(1, len(turns) // _FITS)
-        return self._fitted(turns[::step][:_FITS], known, standing_hint(held.turns))
+        count = min(_FITS, len(turns))
+        some = [turns[at * len(turns) // count] for at in range(count)]
+        return self._fitted(some, known, standing_hint(held.turns))
 
     def decide(
         self,

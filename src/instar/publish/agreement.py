@@ -24,8 +24,9 @@ RELIABLE = 0.75
 """Share of them, over both kinds, that must lie on their side of the border."""
 LEAST_ERROR = 0.1
 """What is expected to be on the wrong side, however clear held-out turns are."""
-CHANCE = 0.01
-"""A batch is at odds with what is known if chance would do this less often."""
+CHANCE = 0.001
+"""A batch is at odds with what is known if chance would do this less often: a run has hundreds
+of honest batches, and a lie is far from chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +64,10 @@ def agreement(batch: Sequence[Fit], held: Sequence[Fit]) -> Agreement | None:
     if not batch or min(sum(one.good for one in held), sum(not one.good for one in held)) < ENOUGH:
         return None
     measures: tuple[Callable[[Fit], float], ...] = (lambda x: x.mean, lambda x: x.top)
-    reliable, border, measure = max(
-        ((*_border(held, one), one) for one in measures), key=lambda found: found[0]
-    )
+    reliable, measure = max(((_reliable(held, one), one) for one in measures), key=_first)
     if reliable < RELIABLE:
         return None
+    border = _border(held, measure)
     opposite = sum((measure(one) > border) != one.good for one in batch)
     by_chance = _at_least(opposite, of=len(batch), share=max(LEAST_ERROR, 1 - reliable))
     return Agreement(
@@ -78,8 +78,22 @@ def agreement(batch: Sequence[Fit], held: Sequence[Fit]) -> Agreement | None:
     )
 
 
-def _border(held: Sequence[Fit], measure: Callable[[Fit], float]) -> tuple[float, float]:
-    """The share on its side of the border, the mean of both kinds', and the best border."""
+def _first(pair: tuple[float, object]) -> float:
+    return pair[0]
+
+
+def _reliable(held: Sequence[Fit], measure: Callable[[Fit], float]) -> float:
+    """The share on its side of the border that the others make, the mean of both kinds'."""
+    right = {True: 0, False: 0}
+    for at, one in enumerate(held):
+        border = _border([*held[:at], *held[at + 1 :]], measure)
+        right[one.good] += (measure(one) > border) == one.good
+    good = sum(one.good for one in held)
+    return (right[True] / good + right[False] / (len(held) - good)) / 2
+
+
+def _border(held: Sequence[Fit], measure: Callable[[Fit], float]) -> float:
+    """Where most of either kind are on their side; of equals, the middle one."""
     good = [measure(one) for one in held if one.good]
     bad = [measure(one) for one in held if not one.good]
     values = sorted({*good, *bad})
@@ -87,12 +101,11 @@ def _border(held: Sequence[Fit], measure: Callable[[Fit], float]) -> tuple[float
 
     def right(border: float) -> float:
         above = sum(value > border for value in good) / len(good)
-        return (above + sum(value <= border for value in bad) / len(bad)) / 2
+        return above + sum(value <= border for value in bad) / len(bad)
 
-    best = max(map(right, between))
-    # Of borders that are equally good, the middle one.
-    equals = [border for border in between if right(border) == best]
-    return best, equals[len(equals) // 2]
+    most = max(map(right, between))
+    equals = [border for border in between if right(border) == most]
+    return equals[len(equals) // 2]
 
 
 def _at_least(count: int, *, of: int, share: float) -> float:

@@ -79,7 +79,9 @@ def layout_of(tree: Tree, *, device: torch.device, dtype: torch.dtype) -> Layout
     roots = [at for at, one in enumerate(tree.segments) if one.parent < 0]
     edges = [*roots, len(tree.segments)]
     packs = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
-    parts = tuple(_part(tree.segments[a:b], a, masks=not packs) for a, b in pairwise(edges))
+    parts = tuple(
+        _part(tree.segments[a:b], a, masks=None if packs else device) for a, b in pairwise(edges)
+    )
     return Layout(
         parts=parts,
         depth=max(tree.positions, default=-1) + 1,
@@ -112,7 +114,7 @@ def _starts(lengths: list[int], device: torch.device) -> Tensor:
     return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
 
 
-def _part(segments: tuple[Segment, ...], first: int, *, masks: bool) -> Part:
+def _part(segments: tuple[Segment, ...], first: int, *, masks: torch.device | None) -> Part:
     """The part of one tree whose first segment is number `first` of the forest."""
     start, end = segments[0].start, segments[-1].start + segments[-1].length
     trunk = next((one.start for at, one in enumerate(segments[1:], first) if one.parent != at), end)
@@ -122,9 +124,10 @@ def _part(segments: tuple[Segment, ...], first: int, *, masks: bool) -> Part:
             continue
         path = _joined(_path(segments, one, first), start)
         mask_LP = None
-        if masks:
+        if masks is not None:
             above = sum(b - a for a, b in path) - one.length
-            mask_LP = torch.ones(one.length, above + one.length, dtype=torch.bool).tril(above)
+            shape = (one.length, above + one.length)
+            mask_LP = torch.ones(shape, dtype=torch.bool, device=masks).tril(above)
         own = one.start - start
         branches.append(Branch(own=(own, own + one.length), path=path, mask_LP=mask_LP))
     return Part(length=end - start, trunk=trunk - start, branches=tuple(branches))
