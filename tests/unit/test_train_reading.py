@@ -57,7 +57,7 @@ def test_the_gate_measures_with_the_teacher_that_trains(folder: Path, guidance: 
 
 def test_what_a_verdict_overrules_is_no_distance(folder: Path) -> None:
     """Of a token that was corrected, only the teacher's wish to say it less counts."""
-    trainer = TorchTrainer(folder, TrainingConfig(dissent=0.0))
+    trainer = TorchTrainer(folder, TrainingConfig(dissent=0.0, guidance=0.0))
     prompt, hinted = [1, 2, 3], [9, 1, 2, 3]
     for token in range(4, 12):
         ours, theirs = (

@@ -83,7 +83,7 @@ def stocked(home: Path) -> Path:
                 live="v1",
                 old=Measured(),
                 new=Measured(),
-                base=(),
+                base=Measured(),
                 references=(),
                 base_answers=(),
                 new_answers=(),
