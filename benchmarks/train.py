@@ -7,7 +7,7 @@
 A session has ten turns. Each adds `--turn` tokens, a fifth of them the person's. In a chain
 each prompt extends the one before; in a comb each prompt ends with a message of the client's
 own that later prompts do not have. `per turn` trains each turn as a sequence of its own, with
-the same code.
+the same code; `plain` does so as one writes it with transformers and PEFT alone.
 
 With --trl, the same model, sequences and adapter go through TRL's GRPOTrainer (its loss,
 backward pass and optimiser step; nothing is generated). Tokens a second count every sequence
@@ -182,7 +182,9 @@ def seconds(work: Callable[[], object], *, rounds: int, device: str) -> float:
     return min(found)
 
 
-def measure_sessions(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure_sessions(
+    folder: Path, args: argparse.Namespace, plain: dict[str, float]
+) -> list[dict[str, Any]]:
     trainer = trainer_for(folder, args)
     vocab = trainer.model.vocab
     trainer.step(merged(session("comb", prompt=64, each=20, vocab=vocab), 10_000))
@@ -203,11 +205,52 @@ def measure_sessions(folder: Path, args: argparse.Namespace) -> list[dict[str, A
                 "merged_s": one,
                 "per_turn_s": many,
                 "times": many / one,
+                **({"plain_s": plain[form], "times_plain": plain[form] / one} if plain else {}),
             }
         )
     if args.device == "cuda":
         print(f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", file=sys.stderr)
     return rows
+
+
+def plain_seconds(folder: Path, args: argparse.Namespace) -> dict[str, float]:
+    """Each turn by itself with transformers' and PEFT's own layers; before ours are loaded."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(args.device)
+    lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(base, lora)
+    if args.checkpointing:
+        base.gradient_checkpointing_enable({"use_reentrant": False})
+        model.enable_input_require_grads()
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad])
+    found = {}
+    for form in ("chain", "comb"):
+        turns = session(form, prompt=args.prompt, each=args.turn, vocab=base.config.vocab_size)
+
+        def step(turns: Turns = turns) -> None:
+            for one, _ in turns:
+                plain_backward(model, one.turn, args.device)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        if args.device == "cuda":
+            step()
+        found[form] = seconds(step, rounds=args.rounds, device=args.device)
+    return found
+
+
+def plain_backward(model: Any, turn: Turn, device: str) -> None:
+    first = len(turn.prompt_ids)
+    ids = torch.tensor([[*turn.prompt_ids, *turn.sampled_ids]], device=device)
+    logits = model(input_ids=ids).logits[0, first - 1 : -1].float()
+    logprobs = logits.log_softmax(-1).gather(1, ids[0, first:, None])[:, 0]
+    recorded = torch.tensor(turn.logprobs, device=device)
+    ratio = (logprobs - recorded).exp()
+    (-torch.minimum(ratio, ratio.clamp(0.8, 1.28)).mean() / TURNS).backward()
 
 
 def count(batch: Batch) -> int:
@@ -367,6 +410,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--turn", type=int, help="tokens that each turn adds")
     parser.add_argument("--rounds", type=int, help="the quickest of so many counts")
     parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")
+    parser.add_argument("--plain", action="store_true", help="per turn with PEFT alone, too")
     parser.add_argument("--trl", action="store_true", help="compare with TRL's GRPOTrainer too")
     parser.add_argument("--trl-prompt", type=int, default=2000)
     parser.add_argument("--trl-reply", type=int, default=500)
@@ -389,8 +433,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         folder = model_folder(args.shape, args.model, Path(home), args.device)
         theirs = trl_seconds(folder, args) if args.trl or args.only_trl else {}
+        plain = plain_seconds(folder, args) if args.plain else {}
         if not args.only_trl:
-            found["sessions"] = measure_sessions(folder, args)
+            found["sessions"] = measure_sessions(folder, args, plain)
             show(f"Ten turns over {args.prompt} tokens, {args.turn} a turn", found["sessions"])
         if theirs:
             found["trl"] = against_trl(theirs, folder, args)

@@ -100,14 +100,14 @@ class TrainingConfig(Section):
     steps_per_batch: int = Field(default=3, ge=1)
     """Optimiser steps on each batch; importance weights account for the ones before."""
     guidance: float = Field(default=1.0, ge=0)
-    """How much further than the hinted base the teacher goes, away from the base unhinted."""
+    """How much further than the hinted base the teacher of a corrected reply goes."""
     max_staleness: int = Field(default=4, ge=0)
     """Turns sampled by a version this many before the live one, or more, are left out."""
     max_tokens: int = Field(default=8192, ge=64)
     """Tokens in one forward pass; a longer session is cut between turns."""
     gate_turns: int = Field(default=32, ge=1)
     """Held-out corrections that the gate looks at, the newest ones."""
-    gate_references: int = Field(default=24, ge=0)
+    gate_references: int = Field(default=16, ge=0)
     """Reference answers of the retention set that the gate looks at."""
     gate_tolerance: float = Field(default=0.03, ge=0)
     """How much worse than the live one, as a share, a version may do on held-out turns."""

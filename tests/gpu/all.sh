@@ -19,6 +19,6 @@ part() { # NAME LIMIT COMMAND...
 
 part gateway 150 "$python" benchmarks/gateway_gpu.py --rounds 2 --only gateway
 part offline 120 "$python" benchmarks/gateway_gpu.py --rounds 2 --only offline
-part train 200 "$python" benchmarks/train.py --device cuda --shape qwen3-4b --trl --json "$out/train.json"
+part train 200 "$python" benchmarks/train.py --device cuda --shape qwen3-4b --plain --trl --json "$out/train.json"
 part contract 330 "$python" tests/gpu/vllm_h200.py --parts contract --dtypes bfloat16 --out "$out/contract.json" -- -k "vllm and not url"
 part torch_local 60 "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_torch_local.py tests/gpu/test_train.py

@@ -43,8 +43,8 @@ def renderer() -> ChatRenderer:
 @pytest.mark.parametrize(
     ("hint", "score", "read"),
     [
-        ("Be brief.", -1, "Be brief."),
-        ("Be brief.", None, "Be brief."),
+        ("Be brief.", -1, "Be brief. Stand."),
+        ("Be brief.", None, "Be brief. Stand."),
         (None, 1, "Stand."),
         (None, -1, None),
         (None, 0, None),

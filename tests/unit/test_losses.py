@@ -69,7 +69,7 @@ def kl(weight_VD: Tensor, hidden_MD: Tensor, **options: Any) -> Tensor:
         head=lambda h: h @ weight_VD.detach().T,
         hinted_MD=hidden(2),
         plain_MD=hidden(3),
-        guidance=options.pop("guidance", 0.0),
+        guidance_M=torch.full((M,), options.pop("guidance", 0.0)),
         temperature=options.pop("teacher_temperature", 1.0),
     )
     return divergence(
@@ -205,7 +205,7 @@ def test_student_and_teacher_are_read_in_one_pass(weight_VD: Tensor, guidance: f
         head=lambda h: h @ weight_VD.detach().T,
         hinted_MD=hidden(2),
         plain_MD=hidden(3),
-        guidance=guidance,
+        guidance_M=torch.full((M,), guidance),
         temperature=0.5,
     )
     targets_M = torch.arange(M)

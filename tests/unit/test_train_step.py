@@ -23,7 +23,7 @@ from instar.batch.pack import pack
 from instar.config import TrainingConfig
 from instar.errors import ModelError
 from instar.train.step import TorchTrainer
-from instar.types import Batch
+from instar.types import Batch, Verdict
 
 Turns = Sequence[tuple[Judged, Credit]]
 
@@ -180,6 +180,19 @@ def test_distillation_is_exact_reverse_kl_to_the_base(folder: Path, guidance: fl
         for n, (one, _) in enumerate(comb())
     ]
     assert_same(gradients(trainer, batch_of(turns)), naive(trainer, turns, guidance=guidance))
+
+
+def test_a_praised_replys_teacher_goes_no_further_than_the_hinted_base(folder: Path) -> None:
+    """Two replies to one prompt, one of them praised: as if each were trained by itself."""
+    (one, _), (other, _) = comb()[:2]
+    pleased = replace(one.turn, verdict=Verdict(score=1))
+    hinted = [50, 51, *one.turn.prompt_ids], [50, 51, *other.turn.prompt_ids]
+    praised = earned(pleased, 0.3, distill=1.0, hinted=hinted[0])
+    corrected = earned(other.turn, 0.3, distill=1.0, hinted=hinted[1])
+    found = gradients(make(folder, guidance=0.5), batch_of([praised, corrected]))
+    plain = gradients(make(folder, guidance=0.0), batch_of([praised]))
+    guided = gradients(make(folder, guidance=0.5), batch_of([corrected]))
+    assert_same(found, {name: (plain[name] + guided[name]) / 2 for name in found})
 
 
 def test_several_steps_on_a_batch_are_single_steps_with_one_teacher(folder: Path) -> None:

@@ -12,6 +12,7 @@ from instar.batch.pack import pack
 from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
 from instar.judge.hints import teacher_system
+from instar.judge.standing import standing_wishes, with_standing
 from instar.record.redact import redact_text, redacted_tokens
 from instar.types import Batch, Message, Turn
 
@@ -47,12 +48,15 @@ def hinted_prompt(
 ) -> tuple[int, ...] | None:
     """The turn's prompt as the teacher reads it, or None where there is no hint.
 
-    `standing` is the hint for a reply that was praised: without a teacher there, verdicts alone
-    would go on pulling at replies that are as wanted, until nothing is left of them but that.
+    `standing` is what the person keeps asking for. It is the hint for a reply that was praised:
+    without a teacher there, verdicts alone would go on pulling at replies that are as wanted,
+    until nothing is left of them but that. Elsewhere it goes with what was said of the reply.
     """
     praised = turn.verdict is not None and turn.verdict.score > 0
     # A person who praises what a judge took for corrected is right: no hint of that turn then.
-    hint = standing if praised else turn.hint.text if turn.hint is not None else None
+    hint = standing
+    if not praised:
+        hint = None if turn.hint is None else with_standing(turn.hint.text, standing)
     if hint is None:
         return None
     # What the teacher reads, the policy learns: an address in a hint would be learned with it.
@@ -63,9 +67,8 @@ def hinted_prompt(
 
 
 def standing_hint(turns: Sequence[Turn]) -> str | None:
-    """What a person asked for most often in these turns, the newest of equals."""
-    told = [turn.hint.text for turn in reversed(turns) if turn.hint is not None]
-    return Counter(told).most_common(1)[0][0] if told else None
+    """What a person keeps asking for in these turns, oldest first."""
+    return standing_wishes([turn.hint.text for turn in turns if turn.hint is not None])
 
 
 def settings_of(training: TrainingConfig) -> CreditSettings:

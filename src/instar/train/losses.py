@@ -49,17 +49,24 @@ class Teacher:
     head: Head
     hinted_MD: Tensor
     plain_MD: Tensor | None = None
-    """The base without the hint; needed where `guidance` is not 0."""
-    guidance: float = 0.0
+    """The base without the hint; needed where there is guidance."""
+    guidance_M: Tensor | None = None
     """Logits are hinted + guidance x (hinted - plain): above 0 the hint counts for more."""
     temperature: float = 1.0
     """In units of the student's own: 1 compares the two at the same temperature."""
 
-    def scaled(self, hinted_CD: Tensor, plain_CD: Tensor | None, temperatures_C: Tensor) -> Tensor:
+    def scaled(
+        self,
+        hinted_CD: Tensor,
+        plain_CD: Tensor | None,
+        guidance_C: Tensor | None,
+        temperatures_C: Tensor,
+    ) -> Tensor:
         """Logits at the teacher's temperature."""
         logits_CV = self.head(hinted_CD).float()
-        if plain_CD is not None and self.guidance:
-            logits_CV = logits_CV + self.guidance * (logits_CV - self.head(plain_CD).float())
+        if plain_CD is not None and guidance_C is not None and bool(guidance_C.any()):
+            away_CV = logits_CV - self.head(plain_CD).float()
+            logits_CV = logits_CV + guidance_C[:, None] * away_CV
         return logits_CV / (temperatures_C[:, None] * self.temperature)
 
 
@@ -123,19 +130,19 @@ def taught(
         targets_C: Tensor,
         hinted_CD: Tensor,
         plain_CD: Tensor | None,
+        guidance_C: Tensor | None,
     ) -> Tensor:
         ours_CV = (head(hidden_CD).float() / temperatures_C[:, None]).log_softmax(1)
         with torch.no_grad():
-            theirs_CV = teacher.scaled(hinted_CD, plain_CD, temperatures_C).log_softmax(1)
+            logits_CV = teacher.scaled(hinted_CD, plain_CD, guidance_C, temperatures_C)
+            theirs_CV = logits_CV.log_softmax(1)
         ours_C, theirs_C = (one.gather(1, targets_C[:, None])[:, 0] for one in (ours_CV, theirs_CV))
         if 0 < top_k < ours_CV.shape[1]:
             ours_CV, theirs_CV = _top(ours_CV, theirs_CV, top_k)
         return torch.stack((ours_C, theirs_C, measure(ours_CV, theirs_CV)), 1)
 
-    plain_MD = teacher.plain_MD if teacher.guidance else None
-    found_M3 = _in_chunks(
-        score, chunk, hidden_MD, temperatures_M, targets_M, teacher.hinted_MD, plain_MD
-    )
+    theirs = (teacher.hinted_MD, teacher.plain_MD, teacher.guidance_M)
+    found_M3 = _in_chunks(score, chunk, hidden_MD, temperatures_M, targets_M, *theirs)
     ours_M, theirs_M, divergence_M = found_M3.unbind(1)
     return Taught(logprobs_M=ours_M, theirs_M=theirs_M.detach(), divergence_M=divergence_M)
 

@@ -114,7 +114,7 @@ class WeightsReader:
                 head=self._head(view),
                 hinted_MD=read(hinted_ids),
                 plain_MD=read(prompt_ids) if guidance else None,
-                guidance=guidance,
+                guidance_M=self._floats([guidance] * len(sampled_ids)) if guidance else None,
                 temperature=self.training.teacher_temperature,
             )
 

@@ -249,17 +249,24 @@ class TorchTrainer(WeightsReader):
         hinted_M = self._longs([previous[sample.hinted_at[entry]] for entry in entries])
         at_M = self._longs(entries)
         others = sorted(set(range(len(sample.at))) - set(entries))
+        guidance = self._guidance(sample, entries)
         with self.model.frozen() as view:
             teacher = losses.Teacher(
                 head=self._head(view),
                 hinted_MD=self.model.hidden(view, sample.hinted)[hinted_M],
                 plain_MD=self.model.hidden(view, sample.tree)[self._before(sample)[at_M]]
-                if self.training.guidance
+                if any(guidance)
                 else None,
-                guidance=self.training.guidance,
+                guidance_M=self._floats(guidance) if any(guidance) else None,
                 temperature=self.training.teacher_temperature,
             )
         return _Lesson(at_M=at_M, others_M=self._longs(others), teacher=teacher)
+
+    def _guidance(self, sample: Sample, entries: Sequence[int]) -> list[float]:
+        """Where a reply pleased, a teacher that goes further would only lead off the topic."""
+        praised = sample.praised or (False,) * len(sample.turns)
+        strength = self.training.guidance
+        return [0.0 if praised[sample.turn_index[at]] else strength for at in entries]
 
     def _value_loss(self, sample: Sample, hidden_MD: Tensor) -> Tensor:
         """Summed over turns; estimates are made at the end of a turn's prompt."""
