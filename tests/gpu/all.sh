@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Every GPU figure of docs/benchmarks.md in one go, what needs the machine for itself first.
-#   tests/gpu/all.sh OUT        from the repository's root, after unpack.sh; about 11 minutes
-# Each part has a limit of its own and writes into OUT as it goes, so that a lease which ends early
-# leaves what was measured so far.
+# Every GPU figure of docs/benchmarks.md, what needs the machine for itself first.
+#   tests/gpu/all.sh OUT [PART...]        from the repository's root, after unpack.sh
+# PART is gateway, offline, train, contract or kernels; without any, all of them (about 17 minutes).
+# Each has a limit of its own and writes into OUT as it goes, so that a lease which ends early
+# leaves what was measured so far. vLLM's first start takes two and a half minutes by itself.
 set -uo pipefail
-out=${1:?usage: all.sh OUT}
+out=${1:?usage: all.sh OUT [PART...]}
+shift
 python=${PYTHON:-python3}
 mkdir -p "$out"
 export PYTHONPATH=$PWD/src:$HOME/site PATH=$HOME/site/bin:$PATH PYTHONUNBUFFERED=1
@@ -17,8 +19,14 @@ part() { # NAME LIMIT COMMAND...
   echo "$name: exit $? after $SECONDS s"
 }
 
-part gateway 150 "$python" benchmarks/gateway_gpu.py --rounds 2 --only gateway
-part offline 120 "$python" benchmarks/gateway_gpu.py --rounds 2 --only offline
-part train 200 "$python" benchmarks/train.py --device cuda --shape qwen3-4b --plain --trl --json "$out/train.json"
-part contract 330 "$python" tests/gpu/vllm_h200.py --parts contract --dtypes bfloat16 --out "$out/contract.json" -- -k "vllm and not url"
-part torch_local 60 "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_torch_local.py tests/gpu/test_train.py
+for name in "${@:-gateway offline train contract kernels}"; do
+  for one in $name; do
+    case $one in
+      gateway | offline) part "$one" 280 "$python" benchmarks/gateway_gpu.py --rounds 3 --only "$one" ;;
+      train) part train 280 "$python" benchmarks/train.py --device cuda --shape qwen3-4b --plain --trl --json "$out/train.json" ;;
+      contract) part contract 560 "$python" tests/gpu/vllm_h200.py --parts contract --dtypes bfloat16 --out "$out/contract.json" -- -k "vllm and not url" ;;
+      kernels) part kernels 90 "$python" -m pytest -q -s -p no:cacheprovider tests/gpu/test_torch_local.py tests/gpu/test_train.py ;;
+      *) echo "no part $one; known: gateway offline train contract kernels" >&2; exit 2 ;;
+    esac
+  done
+done
