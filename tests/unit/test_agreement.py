@@ -28,7 +28,9 @@ def test_an_honest_batch_fits_and_its_opposite_does_not() -> None:
     batch = fits([0.3, 0.5, 0.6, 0.8, 0.4, 0.5], [0.1, -0.3])
     found = agreement(batch, HELD)
     assert found is not None
-    assert (found.turns, found.opposite, found.reliable, found.at_odds) == (8, 0, 1.0, False)
+    assert (found.turns, found.opposite, found.at_odds) == (8, 0, False)
+    # None of four was wrong on either side: (0 + 1) / (4 + 2) each.
+    assert found.expected == pytest.approx(8 / 6)
     lie = agreement(flipped(batch), HELD)
     assert lie is not None and lie.at_odds and lie.opposite == 8
     assert lie.text().startswith("8 of 8 verdicts of the batch are the opposite")
@@ -40,21 +42,32 @@ def test_the_border_lies_in_the_middle_of_the_gap() -> None:
 
 
 def test_half_of_a_batch_may_be_odd_and_so_may_three_of_four() -> None:
-    """Where one in ten is odd: three of four are by chance in 3.7 of 1000, that is no lie yet."""
+    """Where one in six is odd: four of five are by chance in 3.3 of 1000, that is no lie yet."""
     half = agreement(fits([0.5, 0.5, 0.0, 0.0], []), HELD)
     assert half is not None and half.opposite == 2 and not half.at_odds
-    few = agreement(fits([0.5, 0.0, 0.0, 0.0], []), HELD)
-    assert few is not None and few.opposite == 3 and not few.at_odds
-    # Four of four: 0.1^4 = 0.0001.
-    most = agreement(fits([0.0, 0.0, 0.0, 0.0], []), HELD)
-    assert most is not None and most.at_odds
+    most = agreement(fits([0.5, 0.0, 0.0, 0.0, 0.0], []), HELD)
+    assert most is not None and most.opposite == 4 and not most.at_odds
+    # Five of five: 1 / 6^5 = 0.00013.
+    every = agreement(fits([0.0] * 5, []), HELD)
+    assert every is not None and every.at_odds
 
 
 def test_each_held_out_turn_is_judged_by_the_others() -> None:
-    """The praised one at -0.3 is odd; with the border between 0.1 and 0.4 it is one of five."""
+    """One praised reply does not fit: of the five below the border one is wrong."""
     held = fits([0.4, 0.5, 0.6, 0.7, -0.3], [-0.2, -0.1, 0.0, 0.1])
-    found = agreement(fits([0.5], []), held)
-    assert found is not None and found.reliable == pytest.approx((4 / 5 + 1) / 2)
+    below = agreement(fits([], [0.0]), held)
+    above = agreement(fits([0.5], []), held)
+    assert below is not None and below.expected == pytest.approx((1 + 1) / (5 + 2))
+    assert above is not None and above.expected == pytest.approx((0 + 1) / (4 + 2))
+
+
+def test_what_is_often_corrected_although_it_fits_is_no_lie_when_it_is_again() -> None:
+    """Late in a run bad replies are nearly right: of those that fit, four of twelve are bad."""
+    held = fits([0.5] * 8, [0.0, 0.1, 0.0, 0.1, 0.5, 0.5, 0.5, 0.5])
+    again = agreement(fits([0.5] * 5, [0.5] * 7), held)
+    assert again is not None and again.opposite == 7 and not again.at_odds
+    lie = agreement(fits([], [0.5] * 12), held)
+    assert lie is not None and lie.at_odds
 
 
 @pytest.mark.parametrize(
@@ -62,12 +75,18 @@ def test_each_held_out_turn_is_judged_by_the_others() -> None:
     [
         pytest.param(fits([0.5] * 9, [0.0] * 3), id="few corrections"),
         pytest.param(fits([0.5] * 3, [0.0] * 9), id="little praise"),
-        pytest.param(fits([0.1, 0.2, 0.3, 0.4], [0.1, 0.2, 0.3, 0.4]), id="no border"),
         pytest.param([], id="nothing"),
     ],
 )
 def test_what_cannot_be_told_is_left_open(held: list[Fit]) -> None:
     assert agreement(fits([0.0] * 8, []), held) is None
+
+
+def test_where_fits_say_nothing_nothing_is_at_odds() -> None:
+    held = fits([0.1, 0.2, 0.3, 0.4], [0.1, 0.2, 0.3, 0.4])
+    for batch in (fits([0.0] * 8, []), fits([], [0.5] * 8)):
+        found = agreement(batch, held)
+        assert found is not None and not found.at_odds
 
 
 def test_the_token_that_gains_most_decides_where_it_tells_more() -> None:

@@ -2,10 +2,10 @@
 
 A reply fits a hint if the base model finds it likelier once it has read the hint. Of replies that
 a person corrected, few fit the hint that came of it; of those they praised, most fit what they
-have been asking for. Held-out turns tell how surely that parts good from bad for this person, and
-where between the two the border lies. A batch most of whose verdicts lie on the wrong side was
-mixed up or is a lie. What somebody newly wishes for is neither: it comes with a hint of its own,
-which the replies it corrects do not fit.
+have been asking for. Held-out turns tell where between the two the border lies, and how often a
+verdict on either side of it is not what one would think. A batch with many more such verdicts
+than that was mixed up or is a lie. What somebody newly wishes for is neither: it comes with a
+hint of its own, which the replies it corrects do not fit.
 
 Weights that training changes play no part in this, so that nothing that was learned, well or
 badly, can talk the gate round.
@@ -13,17 +13,14 @@ badly, can talk the gate round.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 ENOUGH = 4
 """Held-out turns of either kind that it takes."""
-RELIABLE = 0.75
-"""Share of them, over both kinds, that must lie on their side of the border."""
 LEAST_ERROR = 0.1
-"""What is expected to be on the wrong side, however clear held-out turns are."""
+"""Share of verdicts expected on the wrong side, however clear held-out turns are."""
 CHANCE = 0.001
 """A batch is at odds with what is known if chance would do this less often: a run has hundreds
 of honest batches, and a lie is far from chance."""
@@ -41,6 +38,9 @@ class Fit:
     """Of the token that gains most, such as the one that ends a reply where it should."""
 
 
+Measure = Callable[[Fit], float]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
     """What held-out verdicts say of a batch's."""
@@ -48,51 +48,51 @@ class Agreement:
     turns: int
     opposite: int
     """Turns of the batch on the wrong side of the border."""
-    reliable: float
-    """Share of held-out turns on their side."""
+    expected: float
+    """So many would be, by what held-out turns are."""
     at_odds: bool
 
     def text(self) -> str:
         return (
             f"{self.opposite} of {self.turns} verdicts of the batch are the opposite of what "
-            f"held-out ones say of such replies (who are right about {self.reliable:.0%})"
+            f"held-out ones say of such replies; {self.expected:.1f} were to be expected"
         )
 
 
 def agreement(batch: Sequence[Fit], held: Sequence[Fit]) -> Agreement | None:
-    """None where held-out turns cannot tell."""
+    """None where held-out turns are too few to tell."""
     if not batch or min(sum(one.good for one in held), sum(not one.good for one in held)) < ENOUGH:
         return None
-    measures: tuple[Callable[[Fit], float], ...] = (lambda x: x.mean, lambda x: x.top)
-    reliable, measure = max(((_reliable(held, one), one) for one in measures), key=_first)
-    if reliable < RELIABLE:
-        return None
-    border = _border(held, measure)
+    measures: tuple[Measure, ...] = (lambda one: one.mean, lambda one: one.top)
+    wrong = [_wrong(held, one) for one in measures]
+    at = min(range(len(measures)), key=lambda n: wrong[n][True][0] + wrong[n][False][0])
+    measure, border = measures[at], _border(held, measures[at])
+    # One more of each kind than was seen: a side without a mistake is no proof that none is made.
+    errors = {
+        side: max(LEAST_ERROR, (missed + 1) / (count + 2))
+        for side, (missed, count) in wrong[at].items()
+    }
+    chances = [errors[measure(one) > border] for one in batch]
     opposite = sum((measure(one) > border) != one.good for one in batch)
-    by_chance = _at_least(opposite, of=len(batch), share=max(LEAST_ERROR, 1 - reliable))
     return Agreement(
         turns=len(batch),
         opposite=opposite,
-        reliable=reliable,
-        at_odds=2 * opposite > len(batch) and by_chance < CHANCE,
+        expected=sum(chances),
+        at_odds=2 * opposite > len(batch) and _at_least(opposite, chances) < CHANCE,
     )
 
 
-def _first(pair: tuple[float, object]) -> float:
-    return pair[0]
-
-
-def _reliable(held: Sequence[Fit], measure: Callable[[Fit], float]) -> float:
-    """The share on its side of the border that the others make, the mean of both kinds'."""
-    right = {True: 0, False: 0}
+def _wrong(held: Sequence[Fit], measure: Measure) -> dict[bool, tuple[int, int]]:
+    """Above and below the border that the others make: how many are wrong there, of how many."""
+    found = {True: (0, 0), False: (0, 0)}
     for at, one in enumerate(held):
-        border = _border([*held[:at], *held[at + 1 :]], measure)
-        right[one.good] += (measure(one) > border) == one.good
-    good = sum(one.good for one in held)
-    return (right[True] / good + right[False] / (len(held) - good)) / 2
+        above = measure(one) > _border([*held[:at], *held[at + 1 :]], measure)
+        missed, count = found[above]
+        found[above] = (missed + (above != one.good), count + 1)
+    return found
 
 
-def _border(held: Sequence[Fit], measure: Callable[[Fit], float]) -> float:
+def _border(held: Sequence[Fit], measure: Measure) -> float:
     """Where most of either kind are on their side; of equals, the middle one."""
     good = [measure(one) for one in held if one.good]
     bad = [measure(one) for one in held if not one.good]
@@ -108,6 +108,11 @@ def _border(held: Sequence[Fit], measure: Callable[[Fit], float]) -> float:
     return equals[len(equals) // 2]
 
 
-def _at_least(count: int, *, of: int, share: float) -> float:
-    """How likely so many or more of so many are, each with this chance."""
-    return sum(math.comb(of, n) * share**n * (1 - share) ** (of - n) for n in range(count, of + 1))
+def _at_least(count: int, chances: Sequence[float]) -> float:
+    """How likely so many or more are, each with a chance of its own."""
+    likely = [1.0]
+    for chance in chances:
+        stays = [one * (1 - chance) for one in likely] + [0.0]
+        comes = [0.0] + [one * chance for one in likely]
+        likely = [a + b for a, b in zip(stays, comes, strict=True)]
+    return sum(likely[count:])
