@@ -288,6 +288,21 @@ async def test_flipped_verdicts_are_stopped_by_the_gate(bench: Bench) -> None:
     assert poisoned.learner._trainer.logprobs((1, 2, 3), (4, 5)) == pytest.approx(before)
 
 
+async def test_a_held_out_verdict_that_changes_counts_as_it_is_now(bench: Bench) -> None:
+    await bench.many(16)
+    gate = bench.learner._gate
+
+    async def good() -> dict[str, bool]:
+        held = await gate.held_out("ann")
+        return {one.turn: one.good for one in gate._fits_of(held)}
+
+    before = await good()
+    assert len(before) > 1 and not any(before.values())
+    changed = next(iter(before))
+    await bench.store.set_verdict(changed, Verdict(score=1, source="person"), None)
+    assert await good() == {name: name == changed for name in before}
+
+
 async def test_forgetting_a_session_rebuilds_the_line_without_it(bench: Bench) -> None:
     await bench.many(16)
     await bench.learner.learn("ann")

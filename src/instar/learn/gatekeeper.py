@@ -65,7 +65,7 @@ class Gatekeeper:
         self._base_answers: list[float] | None = None
         self._base_held: dict[str, Correction] = {}
         self._base_praised: dict[str, Tried] = {}
-        self._fits: dict[str, Fit] = {}
+        self._fits: dict[tuple[str, bool, str | None], Fit] = {}
 
     async def held_out(self, owner: str) -> Held:
         share, limit = self._training.holdout_share, self._training.gate_turns
@@ -165,12 +165,13 @@ class Gatekeeper:
         return list(self._base_praised.values())
 
     def _fits_of(self, held: Held) -> list[Fit]:
-        turns = [*held.turns, *held.praised]
-        new = [turn for turn in turns if turn.id not in self._fits]
-        found = self._fitted(new, held.known, standing_hint(held.turns))
-        names = {turn.id for turn in turns}
-        kept = [one for one in self._fits.values() if one.turn in names]
-        self._fits = {one.turn: one for one in (*kept, *found)}
+        """A person may change a verdict at any time, and a hint with it: both are in the key."""
+        turns = {_told(turn): turn for turn in (*held.turns, *held.praised)}
+        standing = standing_hint(held.turns)
+        self._fits = {key: one for key, one in self._fits.items() if key in turns}
+        for key in turns.keys() - self._fits.keys():
+            for found in self._fitted([turns[key]], held.known, standing):
+                self._fits[key] = found
         return list(self._fits.values())
 
     def _fitted(
@@ -200,6 +201,11 @@ class Gatekeeper:
         self._base_held = {one.turn: one for one in (*kept, *found)}
         self._teachers = {key: one for key, one in self._teachers.items() if key[0] in names}
         return list(self._base_held.values())
+
+
+def _told(turn: Turn) -> tuple[str, bool, str | None]:
+    good = turn.verdict is not None and turn.verdict.score > 0
+    return turn.id, good, None if turn.hint is None else turn.hint.text
 
 
 async def with_sessions(owner: str, turns: Sequence[Turn], turns_of: TurnsOf) -> dict[str, Turn]:
