@@ -31,6 +31,7 @@ def assistant(text: Any, *calls: dict[str, Any], **fields: Any) -> dict[str, Any
     ("left", "right"),
     [
         (user("a"), user(" a\n")),
+        (user("a" * 5000), user(" " + "a" * 5000)),
         (user("a\nb"), user([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])),
         (assistant(None), assistant("")),
         (assistant("a"), assistant("<think>x</think>\n\na")),
@@ -57,6 +58,7 @@ def test_rewriting_a_message_keeps_its_key(left: Any, right: Any) -> None:
     [
         (user("a"), user("b")),
         (user("a b"), user("ab")),
+        (user("a" * 5000), user("a" * 4999 + "b")),
         (user("a"), assistant("a")),
         (user("a"), {**user("a"), "name": "ann"}),
         (user("<think>x</think>a"), user("a")),

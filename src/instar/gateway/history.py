@@ -23,6 +23,9 @@ from instar.types import Message
 
 _THOUGHTS = re.compile(r"<think>.*?</think>", re.DOTALL)
 
+_LONG = 512
+"""Bytes of a message's key from which on its digest stands for it."""
+
 _EMPTY, _LOOSE, _TOLD = b"\0" * 8, b"loose\0\0\0", b"told\0\0\0\0"
 """Where the three kinds of chain begin, so that no number means two things."""
 
@@ -38,7 +41,9 @@ def message_key(message: Message) -> bytes:
         parts.append([_call_key(call) for call in message["tool_calls"]])
     elif role == "user" and message.get("name"):
         parts.append(message["name"])
-    return orjson.dumps(parts)
+    key = orjson.dumps(parts)
+    # A history's chains are many: each hashes a long message's digest, not the message again.
+    return key if len(key) <= _LONG else hashlib.blake2b(key, digest_size=32).digest()
 
 
 def chain(messages: Sequence[Message], *, system: bool = True, told: bool = False) -> list[int]:
