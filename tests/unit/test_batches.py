@@ -12,7 +12,7 @@ from store_turns import make_turn
 from instar.backends.embedded import embedded_model
 from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
-from instar.learn.batches import hinted_prompt, standing_hint
+from instar.learn.batches import hinted_prompt, standing_hint, steps_for
 from instar.types import Hint, Turn, Verdict
 
 TRAINING = TrainingConfig()
@@ -78,3 +78,27 @@ def test_a_hint_is_redacted_as_the_config_says(renderer: ChatRenderer) -> None:
     own = TrainingConfig(redact_patterns={"badge": r"X-\d+"})
     assert "Mention badge [badge] and [email]." in read(own)
     assert "ann@example.org" in read(TrainingConfig(redact=["phone"]))
+
+
+@pytest.mark.parametrize(
+    ("scores", "steps"),
+    [
+        ([-1, -1, -1, -1], 4),
+        ([-1, -1, 1, 1], 4),  # half were corrected: all the steps
+        ([-1, 1, 1, 1], 2),  # a quarter: half of them
+        ([-1, 1, 1, 1, 1, 1, 1, 1], 1),
+        ([1, 1, 1, 1], 1),
+        ([None, 0, 0], 4),  # nobody said anything
+        ([None, 0, -1, 1, 1, 1], 2),  # only what was said counts
+    ],
+)
+def test_a_batch_gets_fewer_steps_where_less_was_corrected(
+    scores: list[int | None], steps: int
+) -> None:
+    turns = [told(f"t{at}", None, score) for at, score in enumerate(scores)]
+    assert steps_for(turns, TrainingConfig(steps_per_batch=4)) == steps
+
+
+def test_attempts_at_a_task_always_get_all_steps() -> None:
+    praised = replace(told("t1", None, 1), group="g")
+    assert steps_for([praised], TrainingConfig(steps_per_batch=3)) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,9 @@ from instar.judge.hints import teacher_system
 from instar.judge.standing import standing_wishes, with_standing
 from instar.record.redact import redact_text, redacted_tokens
 from instar.types import Batch, Message, Turn
+
+_MUCH = 0.5
+"""Share of corrected replies from which on a batch gets all its steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +130,19 @@ def prepare(
     batch = Batch(samples=samples, version=version, rewards=credited.rewards, counts=dict(counts))
     trained = tuple(one.turn for one, _ in chosen)
     return Prepared(batch=batch, turns=used, trained=trained) if batch.turns else None
+
+
+def steps_for(trained: Sequence[Turn], training: TrainingConfig) -> int:
+    """Fewer steps where less was corrected.
+
+    An optimiser's step is as long for a batch that has little to teach as for any other. Where
+    nearly all replies pleased, more of them only lead away from what pleased.
+    """
+    told = [turn.verdict.score for turn in trained if turn.verdict and turn.verdict.score]
+    if not told or any(turn.group is not None for turn in trained):
+        return training.steps_per_batch
+    corrected = sum(score < 0 for score in told) / len(told)
+    return max(1, math.ceil(training.steps_per_batch * min(1.0, corrected / _MUCH)))
 
 
 def _up_to(judged: Sequence[Judged], last: str | None) -> tuple[str, ...]:

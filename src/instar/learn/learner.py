@@ -21,7 +21,7 @@ from instar.batch.credit import Judged
 from instar.batch.render import ChatRenderer
 from instar.config import RolloutConfig, TrainingConfig
 from instar.errors import ModelError
-from instar.learn.batches import Prepared, hinted_prompt, prepare, standing_hint
+from instar.learn.batches import Prepared, hinted_prompt, prepare, standing_hint, steps_for
 from instar.learn.gatekeeper import Gatekeeper, Held, with_sessions
 from instar.learn.groups import judged_groups, ready_groups, with_outcome
 from instar.learn.memory import CPU_PASS_TOKENS, give_back
@@ -290,7 +290,8 @@ class Learner:
         await self._book.promote(version.owner, version.name, instead_of=live)
 
     def _steps(self, prepared: Prepared) -> dict[str, float]:
-        metrics = self._trainer.steps_on(prepared.batch, self._training.steps_per_batch)
+        times = steps_for(prepared.trained, self._training)
+        metrics = self._trainer.steps_on(prepared.batch, times) | {"steps": float(times)}
         return metrics | {name: float(n) for name, n in prepared.batch.counts.items()}
 
     async def _judged(
