@@ -18,6 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from instar.train import linear
+from instar.train.linear import LinearHead, Summary
+
 Head = Callable[[Tensor], Tensor]
 """Hidden states [C, D] to logits [C, V]."""
 
@@ -34,6 +37,10 @@ def logprobs(
     head: Head, hidden_MD: Tensor, *, targets_M: Tensor, temperatures_M: Tensor, chunk: int
 ) -> Tensor:
     """The log-prob of each target at its temperature."""
+    if isinstance(head, LinearHead):
+        return linear.logprobs(
+            head, hidden_MD, targets_M=targets_M, temperatures_M=temperatures_M, chunk=chunk
+        )
 
     def score(hidden_CD: Tensor, targets_C: Tensor, temperatures_C: Tensor) -> Tensor:
         logits_CV = head(hidden_CD).float() / temperatures_C[:, None]
@@ -63,11 +70,34 @@ class Teacher:
         temperatures_C: Tensor,
     ) -> Tensor:
         """Logits at the teacher's temperature."""
-        logits_CV = self.head(hinted_CD).float()
-        if plain_CD is not None and guidance_C is not None and bool(guidance_C.any()):
-            away_CV = logits_CV - self.head(plain_CD).float()
-            logits_CV = logits_CV + guidance_C[:, None] * away_CV
+        if isinstance(self.head, LinearHead):
+            logits_CV = self.head(_guided(hinted_CD, plain_CD, guidance_C))
+        else:
+            plain_CV = None if plain_CD is None else self.head(plain_CD).float()
+            logits_CV = _guided(self.head(hinted_CD).float(), plain_CV, guidance_C)
         return logits_CV / (temperatures_C[:, None] * self.temperature)
+
+    def summary(self, *, targets_M: Tensor, temperatures_M: Tensor, chunk: int) -> Summary | None:
+        """The same in fewer numbers, for the forward KL; None where the head is more than linear.
+
+        It holds for one reply: for these targets at these temperatures.
+        """
+        if not isinstance(self.head, LinearHead):
+            return None
+        return linear.summary(
+            self.head,
+            _guided(self.hinted_MD, self.plain_MD, self.guidance_M),
+            targets_M=targets_M,
+            temperatures_M=temperatures_M * self.temperature,
+            chunk=chunk,
+        )
+
+
+def _guided(hinted: Tensor, plain: Tensor | None, guidance_M: Tensor | None) -> Tensor:
+    """Further from the plain one, in logits or in what they are a product of."""
+    if plain is None or guidance_M is None:
+        return hinted
+    return hinted + guidance_M[:, None] * (hinted - plain)
 
 
 def _reverse(ours_CV: Tensor, theirs_CV: Tensor) -> Tensor:
@@ -109,7 +139,7 @@ def taught(
     head: Head,
     hidden_MD: Tensor,
     *,
-    teacher: Teacher,
+    teacher: Teacher | Summary,
     targets_M: Tensor,
     temperatures_M: Tensor,
     chunk: int,
@@ -120,8 +150,20 @@ def taught(
 
     In one pass, since logits cost as much as half of a small model. The divergence is over all of
     the vocabulary, or over the student's `top_k` likeliest tokens with everything else as one
-    more outcome.
+    more outcome. A teacher's summary is for the forward KL over all of it.
     """
+    if isinstance(teacher, Summary):
+        assert isinstance(head, LinearHead)
+        assert (kind, top_k) == ("forward", 0)
+        ours_M, divergence_M = linear.against(
+            head,
+            hidden_MD,
+            teacher,
+            targets_M=targets_M,
+            temperatures_M=temperatures_M,
+            chunk=chunk,
+        )
+        return Taught(logprobs_M=ours_M, theirs_M=teacher.logprobs_M, divergence_M=divergence_M)
     measure = DIVERGENCES[kind]
 
     def score(

@@ -22,6 +22,9 @@ from instar.types import Tree
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 
+_AFTER_PRODUCT = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+"""Settings of models that do something to the logits after the last product."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
@@ -30,6 +33,16 @@ class View:
     body: Any
     lm_head: Any
     config: Any
+
+    @property
+    def product(self) -> Tensor | None:
+        """The head's weights where logits are nothing but a product with them, in float32."""
+        plain = type(self.lm_head) is nn.Linear and self.lm_head.bias is None
+        if not plain or any(getattr(self.config, name, None) for name in _AFTER_PRODUCT):
+            return None
+        weight_VD: Tensor = self.lm_head.weight
+        trained = weight_VD.requires_grad
+        return None if trained or weight_VD.dtype != torch.float32 else weight_VD
 
     def head(self, hidden_CD: Tensor) -> Tensor:
         """Logits, with what a few model families do to them after the last product."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from instar.config import TrainingConfig
 from instar.train import losses
+from instar.train.linear import LinearHead
 from instar.train.model import Model, View
 from instar.types import Sample, Segment, Tree
 
@@ -153,6 +154,9 @@ class WeightsReader:
         return self._longs([previous[at] for at in sample.at])
 
     def _head(self, view: View) -> losses.Head:
+        if (weight_VD := view.product) is not None:
+            return LinearHead(weight_VD)
+
         def logits(hidden_CD: Tensor) -> Tensor:
             with self.model.precision():
                 return view.head(hidden_CD)

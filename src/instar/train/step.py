@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from instar.config import TrainingConfig
 from instar.errors import ModelError
 from instar.train import losses
+from instar.train.linear import Summary
 from instar.train.model import Model
 from instar.train.reading import WeightsReader, path
 from instar.types import Batch, Sample
@@ -32,7 +33,7 @@ class _Lesson:
 
     at_M: Tensor
     others_M: Tensor
-    teacher: losses.Teacher
+    teacher: losses.Teacher | Summary
 
 
 class TorchTrainer(WeightsReader):
@@ -260,7 +261,23 @@ class TorchTrainer(WeightsReader):
                 guidance_M=self._floats(guidance) if any(guidance) else None,
                 temperature=self.training.teacher_temperature,
             )
-        return _Lesson(at_M=at_M, others_M=self._longs(others), teacher=teacher)
+        return _Lesson(
+            at_M=at_M,
+            others_M=self._longs(others),
+            teacher=self._summary(sample, entries, teacher) or teacher,
+        )
+
+    def _summary(
+        self, sample: Sample, entries: Sequence[int], teacher: losses.Teacher
+    ) -> Summary | None:
+        """What all steps on a batch need of its teacher, made once; None where that is not all."""
+        if self.training.divergence != "forward" or self.training.opd_top_k:
+            return None
+        return teacher.summary(
+            targets_M=self._longs([sample.tree.ids[sample.at[entry]] for entry in entries]),
+            temperatures_M=self._floats([sample.temperatures[entry] for entry in entries]),
+            chunk=self._chunk,
+        )
 
     def _guidance(self, sample: Sample, entries: Sequence[int]) -> list[float]:
         """Where a reply pleased, a teacher that goes further would only lead off the topic."""
