@@ -9,6 +9,8 @@ T tokens, I inputs, O outputs, R rank.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
@@ -53,7 +55,7 @@ class _LoraLinear(torch.autograd.Function):
 
 
 def _forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    if layer.disable_adapters:
+    if layer.disable_adapters or layer.resting:
         out: Tensor = layer.base_layer(x)
         return out
     base = layer.base_layer
@@ -69,14 +71,27 @@ def _forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return out_TO.reshape(*x.shape[:-1], -1)
 
 
-def make_lean(model: nn.Module, *, dropout: float) -> bool:
-    """Give plain LoRA layers the lean pass; whether every one of them could take it."""
+def make_lean(model: nn.Module, *, dropout: float) -> list[Any]:
+    """Give plain LoRA layers the lean pass; none at all unless every one of them can take it."""
     from peft.tuners.lora.layer import Linear, LoraLayer
 
     layers = [one for one in model.modules() if isinstance(one, LoraLayer)]
     plain = [one for one in layers if type(one) is Linear and type(one.base_layer) is nn.Linear]
     if dropout or len(plain) != len(layers):
-        return False
+        return []
     for layer in plain:
+        layer.resting = False
         layer.forward = MethodType(_forward, layer)
-    return True
+    return plain
+
+
+@contextmanager
+def resting(lean: list[Any]) -> Iterator[None]:
+    """The base speaks alone. PEFT's own switch walks through the whole model each time."""
+    for layer in lean:
+        layer.resting = True
+    try:
+        yield
+    finally:
+        for layer in lean:
+            layer.resting = False

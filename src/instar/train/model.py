@@ -70,8 +70,8 @@ class Model:
         base = self._open()
         self.peft: Any = _with_adapter(base, training, seed) if training.use_lora else None
         self._base = base
-        self._lean = self.peft is not None and lora.make_lean(
-            self.peft, dropout=training.lora_dropout
+        self._lean = (
+            [] if self.peft is None else lora.make_lean(self.peft, dropout=training.lora_dropout)
         )
         if training.gradient_checkpointing:
             base.gradient_checkpointing_enable({"use_reentrant": False})
@@ -103,7 +103,8 @@ class Model:
                 self._frozen_copy = self._frozen_copy or self._open().eval()
                 yield _view(self._frozen_copy)
                 return
-            with self.reading() as view, self.peft.disable_adapter():
+            alone = lora.resting(self._lean) if self._lean else self.peft.disable_adapter()
+            with self.reading() as view, alone:
                 # The head may be used after this block ends, so it must be the plain one.
                 plain = getattr(view.lm_head, "base_layer", view.lm_head)
                 yield View(body=view.body, lm_head=plain, config=view.config)
