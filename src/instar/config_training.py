@@ -98,7 +98,7 @@ class TrainingConfig(Section):
     holdout_share: float = Field(default=0.15, ge=0, lt=1)
     """Share of corrected and praised turns never trained on: the gate measures versions there."""
     steps_per_batch: int = Field(default=3, ge=1)
-    """Most optimiser steps on a batch; it gets fewer where less than half of it was corrected."""
+    """Most optimiser steps on a batch; it gets fewer where less than a quarter was corrected."""
     guidance: float = Field(default=1.0, ge=0)
     """How much further than the hinted base the teacher of a corrected reply goes."""
     max_staleness: int = Field(default=4, ge=0)

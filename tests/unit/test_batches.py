@@ -84,12 +84,12 @@ def test_a_hint_is_redacted_as_the_config_says(renderer: ChatRenderer) -> None:
     ("scores", "steps"),
     [
         ([-1, -1, -1, -1], 4),
-        ([-1, -1, 1, 1], 4),  # half were corrected: all the steps
-        ([-1, 1, 1, 1], 2),  # a quarter: half of them
-        ([-1, 1, 1, 1, 1, 1, 1, 1], 1),
+        ([-1, 1, 1, 1], 4),  # a quarter was corrected: all the steps
+        ([-1, 1, 1, 1, 1, 1, 1, 1], 2),  # half of that: half of them
+        ([-1] + 15 * [1], 1),
         ([1, 1, 1, 1], 1),
         ([None, 0, 0], 4),  # nobody said anything
-        ([None, 0, -1, 1, 1, 1], 2),  # only what was said counts
+        ([None, 0, -1, 1, 1, 1, 1, 1, 1, 1], 2),  # only what was said counts
     ],
 )
 def test_a_batch_gets_fewer_steps_where_less_was_corrected(

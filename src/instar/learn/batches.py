@@ -17,7 +17,7 @@ from instar.judge.standing import standing_wishes, with_standing
 from instar.record.redact import redact_text, redacted_tokens
 from instar.types import Batch, Message, Turn
 
-_MUCH = 0.5
+_MUCH = 0.25
 """Share of corrected replies from which on a batch gets all its steps."""
 
 
