@@ -1,6 +1,7 @@
 """Training speed: a session as one tree against turn by turn, and a step against TRL's.
 
     python benchmarks/train.py                                     CPU, embedded model, ~3 minutes
+    python benchmarks/train.py --taught                            and what a teacher costs there
     python benchmarks/train.py --device cuda --shape qwen3-4b      random weights of that size
     python benchmarks/train.py --device cuda --shape qwen3-4b --trl
 
@@ -8,6 +9,9 @@ A session has ten turns. Each adds `--turn` tokens, a fifth of them the person's
 each prompt extends the one before; in a comb each prompt ends with a message of the client's
 own that later prompts do not have. `per turn` trains each turn as a sequence of its own, with
 the same code; `plain` does so as one writes it with transformers and PEFT alone.
+
+With --taught, a step on sixteen replies with a hinted teacher: its forward KL from the head's mean
+weights (`train/linear.py`) against the same from all logits. On a CPU, where it is done so.
 
 With --trl, the same model, sequences and adapter go through TRL's GRPOTrainer (its loss,
 backward pass and optimiser step; nothing is generated). Tokens a second count every sequence
@@ -23,8 +27,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -32,6 +38,8 @@ from instar.batch.credit import Credit, Judged
 from instar.batch.merge import merge
 from instar.batch.pack import pack
 from instar.config import TrainingConfig
+from instar.learn.memory import CPU_PASS_TOKENS
+from instar.train.model import View
 from instar.train.step import TorchTrainer
 from instar.types import Batch, Sampling, Turn
 
@@ -211,6 +219,27 @@ def measure_sessions(
     if args.device == "cuda":
         print(f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", file=sys.stderr)
     return rows
+
+
+def measure_taught(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """All of a batch's three steps, with its teacher's one reading."""
+    trainer = trainer_for(folder, args)
+    draw, vocab = random.Random(2), trainer.model.vocab
+    turns = []
+    for number in range(16):
+        judged, credit = turn(f"t{number}", tokens(draw, 40, vocab), tokens(draw, 128, vocab))
+        judged = replace(judged, hinted_ids=tuple(tokens(draw, 70, vocab)))
+        turns.append((judged, replace(credit, distill_weights=(1.0,) * 128)))
+    batch = merged(turns, CPU_PASS_TOKENS)
+
+    def took() -> float:
+        return seconds(lambda: trainer.steps_on(batch, 3), rounds=args.rounds, device=args.device)
+
+    short = took()
+    with patch.object(View, "product", None):
+        long = took()
+    row = {"form": "16 replies, 3 steps", "from_means_s": short, "from_all_logits_s": long}
+    return [{**row, "times": long / short}]
 
 
 def plain_seconds(folder: Path, args: argparse.Namespace) -> dict[str, float]:
@@ -410,6 +439,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--turn", type=int, help="tokens that each turn adds")
     parser.add_argument("--rounds", type=int, help="the quickest of so many counts")
     parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")
+    parser.add_argument("--taught", action="store_true", help="steps with a teacher, too")
     parser.add_argument("--plain", action="store_true", help="per turn with PEFT alone, too")
     parser.add_argument("--trl", action="store_true", help="compare with TRL's GRPOTrainer too")
     parser.add_argument("--trl-prompt", type=int, default=2000)
@@ -437,6 +467,9 @@ def main() -> None:
         if not args.only_trl:
             found["sessions"] = measure_sessions(folder, args, plain)
             show(f"Ten turns over {args.prompt} tokens, {args.turn} a turn", found["sessions"])
+        if args.taught:
+            found["taught"] = measure_taught(folder, args)
+            show("A batch with a teacher", found["taught"])
         if theirs:
             found["trl"] = against_trl(theirs, folder, args)
             show("One step of eight sequences", found["trl"])
