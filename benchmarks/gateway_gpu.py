@@ -5,6 +5,7 @@ at temperature 1) and its own freshly started server; the figures are sampled to
 from the first request's start to the last reply's end, best of the rounds.
 
     offline           vLLM's LLM.generate, without log-probs; offline_logprobs with them
+    adapters          the same two in an engine that can take adapters, as instar's: ..._lora
     server            vLLM's own OpenAI server; server_stream with streaming
     engine            instar's vLLM engine alone, in one piece; engine_stream token by token
     gateway           instar serve: capture and durable recording; gateway_stream with streaming
@@ -35,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world")
-WAYS = ("offline", "server", "engine", "gateway")
+WAYS = ("offline", "adapters", "server", "engine", "gateway")
 MODEL_NAME = "bench"
 
 
@@ -277,6 +278,18 @@ def run_offline(options: argparse.Namespace) -> dict[str, Any]:
     return child(options, "offline", options.vllm_python)
 
 
+def run_adapters(options: argparse.Namespace) -> dict[str, Any]:
+    """What it costs an engine that adapters may come, though none has."""
+    from instar.config import VllmEngine
+
+    ours = VllmEngine()
+    places, rank = str(ours.max_versions), str(ours.max_lora_rank)
+    more = ["--enable-lora", "--max-loras", places, "--max-lora-rank", rank]
+    asked = argparse.Namespace(**{**vars(options), "engine_args": [*options.engine_args, *more]})
+    found = child(asked, "offline", options.vllm_python)
+    return {f"{name}_lora": one for name, one in found.items()}
+
+
 def run_engine(options: argparse.Namespace) -> dict[str, Any]:
     return child(options, "engine", sys.executable)
 
@@ -364,6 +377,7 @@ async def drive_engine(options: argparse.Namespace) -> dict[str, Any]:
 CHILDREN = {"offline": child_offline, "engine": child_engine}
 RUNS = {
     "offline": run_offline,
+    "adapters": run_adapters,
     "server": run_server,
     "engine": run_engine,
     "gateway": run_gateway,
