@@ -42,14 +42,25 @@ def test_the_border_lies_in_the_middle_of_the_gap() -> None:
 
 
 def test_half_of_a_batch_may_be_odd_and_so_may_three_of_four() -> None:
-    """Where one in six is odd: four of five are by chance in 3.3 of 1000, that is no lie yet."""
+    """Four held-out turns a side leave much open: even five of five come by chance."""
     half = agreement(fits([0.5, 0.5, 0.0, 0.0], []), HELD)
     assert half is not None and half.opposite == 2 and not half.at_odds
     most = agreement(fits([0.5, 0.0, 0.0, 0.0, 0.0], []), HELD)
     assert most is not None and most.opposite == 4 and not most.at_odds
-    # Five of five: 1 / 6^5 = 0.00013.
+    # Five of five: 1/6 x 2/7 x 3/8 x 4/9 x 5/10 = 0.0040; a sixth, x 6/11, makes it 0.0022.
     every = agreement(fits([0.0] * 5, []), HELD)
-    assert every is not None and every.at_odds
+    assert every is not None and not every.at_odds
+    more = agreement(fits([0.0] * 6, []), HELD)
+    assert more is not None and more.at_odds
+
+
+def test_the_better_a_side_is_known_the_fewer_mistakes_are_a_lie() -> None:
+    """Eight of twelve: a border that four turns make may lie badly, one of twelve hardly does."""
+    batch = fits([0.5] * 4 + [0.0] * 8, [])
+    few = agreement(batch, HELD)
+    assert few is not None and few.opposite == 8 and not few.at_odds
+    many = agreement(batch, [*HELD, *HELD, *HELD])
+    assert many is not None and many.opposite == 8 and many.at_odds
 
 
 def test_each_held_out_turn_is_judged_by_the_others() -> None:

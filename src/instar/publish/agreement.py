@@ -13,6 +13,7 @@ badly, can talk the gate round.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,9 +22,9 @@ ENOUGH = 4
 """Held-out turns of either kind that it takes."""
 LEAST_ERROR = 0.1
 """Share of verdicts expected on the wrong side, however clear held-out turns are."""
-CHANCE = 0.001
-"""A batch is at odds with what is known if chance would do this less often: a run has hundreds
-of honest batches, and a lie is far from chance."""
+CHANCE = 0.003
+"""A batch is at odds with what is known if this or worse comes by chance less often. An honest
+batch that is lost costs little, and one lie that is learned much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,18 +68,16 @@ def agreement(batch: Sequence[Fit], held: Sequence[Fit]) -> Agreement | None:
     wrong = [_wrong(held, one) for one in measures]
     at = min(range(len(measures)), key=lambda n: wrong[n][True][0] + wrong[n][False][0])
     measure, border = measures[at], _border(held, measures[at])
-    # One more of each kind than was seen: a side without a mistake is no proof that none is made.
-    errors = {
-        side: max(LEAST_ERROR, (missed + 1) / (count + 2))
-        for side, (missed, count) in wrong[at].items()
-    }
-    chances = [errors[measure(one) > border] for one in batch]
+    above = sum(measure(one) > border for one in batch)
+    likely = _added(
+        _mistakes(above, *wrong[at][True]), _mistakes(len(batch) - above, *wrong[at][False])
+    )
     opposite = sum((measure(one) > border) != one.good for one in batch)
     return Agreement(
         turns=len(batch),
         opposite=opposite,
-        expected=sum(chances),
-        at_odds=2 * opposite > len(batch) and _at_least(opposite, chances) < CHANCE,
+        expected=sum(count * chance for count, chance in enumerate(likely)),
+        at_odds=2 * opposite > len(batch) and sum(likely[opposite:]) < CHANCE,
     )
 
 
@@ -108,11 +107,30 @@ def _border(held: Sequence[Fit], measure: Measure) -> float:
     return equals[len(equals) // 2]
 
 
-def _at_least(count: int, chances: Sequence[float]) -> float:
-    """How likely so many or more are, each with a chance of its own."""
-    likely = [1.0]
-    for chance in chances:
-        stays = [one * (1 - chance) for one in likely] + [0.0]
-        comes = [0.0] + [one * chance for one in likely]
-        likely = [a + b for a, b in zip(stays, comes, strict=True)]
-    return sum(likely[count:])
+def _mistakes(turns: int, missed: int, seen: int) -> list[float]:
+    """How likely 0, 1, ... of so many turns are wrong, where `missed` of `seen` were.
+
+    How often a side is wrong is known only as well as few turns tell it, and a border that lies
+    badly is wrong for a whole batch: so the share itself is a matter of chance (beta-binomial).
+    """
+    # One more of each kind than was seen: a side without a mistake is no proof that none is made.
+    bad, fine = missed + 1, float(seen - missed + 1)
+    fine = min(fine, bad * (1 - LEAST_ERROR) / LEAST_ERROR)
+    return [
+        math.comb(turns, count)
+        * math.exp(_log_beta(bad + count, fine + turns - count) - _log_beta(bad, fine))
+        for count in range(turns + 1)
+    ]
+
+
+def _log_beta(a: float, b: float) -> float:
+    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+
+
+def _added(one: Sequence[float], other: Sequence[float]) -> list[float]:
+    """How likely each sum of two counts is."""
+    out = [0.0] * (len(one) + len(other) - 1)
+    for at, a in enumerate(one):
+        for by, b in enumerate(other):
+            out[at + by] += a * b
+    return out
