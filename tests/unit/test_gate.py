@@ -94,6 +94,17 @@ def test_a_little_past_the_teacher_is_fine_while_the_bad_reply_gets_rarer() -> N
     assert not gate(old, corrections([0.55] * 6, [-0.9] * 6)).accepted
 
 
+@pytest.mark.parametrize(
+    ("turns", "may_lose"), [(1, 0.0792), (2, 0.0396), (4, 0.0198), (8, 0.0198)]
+)
+def test_few_corrections_may_lose_more(turns: int, may_lose: float) -> None:
+    """log(1.02) = 0.0198 is the tolerance for four and more."""
+    old = corrections([0.5] * turns)
+    base = Measured(corrections=old)
+    assert gate(old, corrections([0.499 + may_lose] * turns), base=base).accepted
+    assert not gate(old, corrections([0.501 + may_lose] * turns), base=base).accepted
+
+
 def test_an_update_may_give_back_a_quarter_of_what_was_gained_on_the_base() -> None:
     """The bad reply went from -1.0 to -1.4 with earlier updates: 0.1 may come back, not more."""
     old, base = corrections([0.5] * 6, [-1.4] * 6), corrections([0.5] * 6, [-1.0] * 6)

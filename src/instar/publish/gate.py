@@ -18,7 +18,8 @@ The rules, all of which must hold:
   Worse means two things at once: the mean over the turns is worse than
   the live version's by more than the tolerance, and it is not by chance, that is, 95 of 100
   paired resamplings of the turns say worse too (bootstrap; the same turns are compared, so that
-  easy and hard ones cancel). One turn cannot be resampled; there the tolerance alone decides.
+  easy and hard ones cancel). Fewer than four turns say little even then, and one cannot be
+  resampled at all: the tolerance is four times as large for one, twice for two.
   The tolerance is at least a quarter of what the live version has gained on the base there: a
   first update often goes too far, and old replies drift apart from new ones that please as
   well. What is left is never below the base.
@@ -61,8 +62,9 @@ T = TypeVar("T")
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 TASKS = 4
-"""Held-out tasks, or praised replies, that it takes to reject a version by them: two or three may
-all get worse by chance, and a run begins with few."""
+"""Held-out tasks, or praised replies, that it takes to reject a version by them, and corrections
+that the tolerance is meant for: two or three may all get worse by chance, and a run begins with
+few."""
 GIVE_BACK = 0.25
 """Share of what was gained on held-out turns that one update may give back."""
 ASTRAY = 0.25
@@ -251,7 +253,8 @@ def _verdicts(
 
     def compared(measure: str) -> Comparison | None:
         gained = _gained(base.corrections, before, lambda one: float(getattr(one, measure)))
-        return _compare(before, after, measure, margin, may_lose=GIVE_BACK * gained)
+        wide = margin * max(1.0, TASKS / max(1, turns))
+        return _compare(before, after, measure, wide, may_lose=GIVE_BACK * gained)
 
     return {
         f"KL to the hinted teacher on {turns} held-out corrections": compared("wanted_kl"),
