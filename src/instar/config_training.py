@@ -66,7 +66,7 @@ class TrainingConfig(Section):
     truncated: Literal["no_praise", "drop", "keep"] = "no_praise"
     """What a reply that its length limit cut off may earn: nothing good, nothing, or anything."""
     dissent: float = Field(default=0.0, ge=0, le=1)
-    """Weight, in `combine`, of tokens on which teacher and verdict want opposite things."""
+    """Weight of the teacher on tokens where it wants the opposite of the verdict, in `combine`."""
     hint_extraction_model: str | None = None
     """The model that takes hints from next states; by default `evaluation.judge_model`."""
     binary_weight: float = Field(default=1.5, ge=0)

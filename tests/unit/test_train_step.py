@@ -210,28 +210,22 @@ def test_several_steps_on_a_batch_are_single_steps_with_one_teacher(folder: Path
     assert_same(once.state()["weights"], each.state()["weights"])
 
 
-def test_teacher_and_verdict_where_they_want_opposite_things(folder: Path) -> None:
-    """A praised token is not pulled down by its teacher, nor is a corrected one to blame that its
-    teacher would say too. Where both want the same, both count."""
+def test_a_praised_token_is_not_pulled_down_by_its_teacher(folder: Path) -> None:
+    """A verdict overrules the teacher; where both want the same, both count."""
     prompt, hinted = [1, 2, 3], [9, 1, 2, 3]
     plain = make(folder)
-    seen = set()
-    for token in range(4, 16):
+    for token in range(4, 10):
         one = turn("a", prompt, [token])
         ours = plain.logprobs(prompt, [token])[0]
         theirs = plain.logprobs(hinted, [token], weights="base")[0]
         for advantage in (1.0, -1.0):
             batch = batch_of([earned(one, advantage, distill=1.0, hinted=hinted)])
+            alone = batch_of([earned(one, advantage)])
             opposed = advantage * (theirs - ours) < 0
-            seen.add((advantage, opposed))
-            found = gradients(make(folder, dissent=0.0), batch)
-            if not opposed:
-                assert_same(found, gradients(plain, batch))
-            elif advantage > 0:
-                assert_same(found, gradients(plain, batch_of([earned(one, advantage)])))
-            else:
-                assert not any(bool(grad.any()) for grad in found.values())
-    assert len(seen) == 4
+            assert_same(
+                gradients(make(folder, dissent=0.0), batch),
+                gradients(plain, alone if opposed else batch),
+            )
 
 
 def test_gradient_checkpointing_changes_nothing(folder: Path, trainer: TorchTrainer) -> None:
