@@ -15,7 +15,6 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from plain_guidance import guided
 from sampled_turns import chain, comb, earned, make, stir, tiny_llama, turn
 
 from instar.batch.credit import Credit, Judged
@@ -97,7 +96,7 @@ def naive_loss(model: Any, judged: Judged, credit: Credit, guidance: float) -> A
         with torch.no_grad(), model.disable_adapter():
             theirs_SV = sampled_logits(model, judged.hinted_ids, one.sampled_ids)
             plain_SV = sampled_logits(model, one.prompt_ids, one.sampled_ids)
-        theirs_SV = guided(theirs_SV, plain_SV, guidance)
+        theirs_SV = theirs_SV + guidance * (theirs_SV - plain_SV)
         gap_SV = ours_SV - (theirs_SV / scale).log_softmax(1)
         kl_S = (ours_SV.exp() * gap_SV).sum(1)
         kl_S = torch.where(kl_S > 10.0, kl_S * (10.0 / kl_S.detach()), kl_S)

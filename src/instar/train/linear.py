@@ -14,7 +14,6 @@ M trained tokens, C of a chunk, D features, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,19 +51,17 @@ def logprobs(
 
 
 @torch.no_grad()
-def summary(head: LinearHead, theirs: Iterable[Tensor], targets_M: Tensor) -> Summary:
-    """What a teacher would say, from its log-probs [C, V] chunk after chunk."""
-    means, entropies, said = [], [], []
-    first = 0
-    for theirs_CV in theirs:
-        targets_C = targets_M[first : first + len(theirs_CV)]
-        first += len(theirs_CV)
-        likely_CV = theirs_CV.exp()
-        means.append(likely_CV @ head.weight_VD)
-        entropies.append(-(likely_CV * theirs_CV).sum(1))
-        said.append(theirs_CV.gather(1, targets_C[:, None])[:, 0])
+def summary(
+    head: LinearHead, hidden_MD: Tensor, *, targets_M: Tensor, temperatures_M: Tensor, chunk: int
+) -> Summary:
+    """What a teacher with these hidden states would say."""
+    scaled_MD = hidden_MD / temperatures_M[:, None]
+    lse_M, mean_MD = _sums(scaled_MD, head.weight_VD, chunk, mean=True)
+    assert mean_MD is not None
     return Summary(
-        mean_MD=torch.cat(means), entropy_M=torch.cat(entropies), logprobs_M=torch.cat(said)
+        mean_MD=mean_MD,
+        entropy_M=lse_M - _dot(scaled_MD, mean_MD),
+        logprobs_M=_dot(scaled_MD, head.weight_VD[targets_M]) - lse_M,
     )
 
 

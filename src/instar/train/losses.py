@@ -9,11 +9,10 @@ M trained tokens, C of a chunk, D features, V vocabulary, P turns with a value e
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -71,9 +70,11 @@ class Teacher:
         temperatures_C: Tensor,
     ) -> Tensor:
         """Logits at the teacher's temperature."""
-        logits_CV = self.head(hinted_CD).float()
-        if plain_CD is not None and guidance_C is not None and bool(guidance_C.any()):
-            logits_CV = _guided(logits_CV, self.head(plain_CD).float(), guidance_C)
+        if isinstance(self.head, LinearHead):
+            logits_CV = self.head(_guided(hinted_CD, plain_CD, guidance_C))
+        else:
+            plain_CV = None if plain_CD is None else self.head(plain_CD).float()
+            logits_CV = _guided(self.head(hinted_CD).float(), plain_CV, guidance_C)
         return logits_CV / (temperatures_C[:, None] * self.temperature)
 
     def summary(self, *, targets_M: Tensor, temperatures_M: Tensor, chunk: int) -> Summary | None:
@@ -83,26 +84,20 @@ class Teacher:
         """
         if not isinstance(self.head, LinearHead):
             return None
-        streams = (self.hinted_MD, self.plain_MD, self.guidance_M, temperatures_M)
-        theirs = (self.scaled(*part).log_softmax(1) for part in _parts(streams, chunk))
-        return linear.summary(self.head, theirs, targets_M)
+        return linear.summary(
+            self.head,
+            _guided(self.hinted_MD, self.plain_MD, self.guidance_M),
+            targets_M=targets_M,
+            temperatures_M=temperatures_M * self.temperature,
+            chunk=chunk,
+        )
 
 
-PLAUSIBLE = 0.1
-"""Share of the likeliest token's probability from which on a token may gain by guidance."""
-
-
-def _guided(hinted_CV: Tensor, plain_CV: Tensor, guidance_C: Tensor) -> Tensor:
-    """Further from the plain ones than a hint brings them.
-
-    Only what the hinted base might well say gains by it. Of the thousands of tokens that it would
-    never say some are ten times likelier with the hint than without, and would soon be said.
-    """
-    hinted_CV, plain_CV = hinted_CV.log_softmax(1), plain_CV.log_softmax(1)
-    away_CV = hinted_CV - plain_CV
-    plausible_CV = hinted_CV > hinted_CV.amax(1, keepdim=True) + math.log(PLAUSIBLE)
-    away_CV = torch.where(plausible_CV, away_CV, away_CV.clamp(max=0.0))
-    return hinted_CV + guidance_C[:, None] * away_CV
+def _guided(hinted: Tensor, plain: Tensor | None, guidance_M: Tensor | None) -> Tensor:
+    """Further from the plain one, in logits or in what they are a product of."""
+    if plain is None or guidance_M is None:
+        return hinted
+    return hinted + guidance_M[:, None] * (hinted - plain)
 
 
 def _reverse(ours_CV: Tensor, theirs_CV: Tensor) -> Tensor:
@@ -286,18 +281,11 @@ def _in_chunks(score: Callable[..., Tensor], chunk: int, *streams: Tensor | None
     """Apply a function to slices; each slice's logits are made again in the backward pass."""
     first = streams[0]
     assert first is not None
-    found = []
-    for part in _parts(streams, chunk):
-        if torch.is_grad_enabled() and first.requires_grad:
-            found.append(checkpoint(score, *part, use_reentrant=False))
-        else:
-            found.append(score(*part))
-    return torch.cat(found) if found else first.new_zeros(0, dtype=torch.float32)
-
-
-def _parts(streams: Sequence[Tensor | None], chunk: int) -> Iterator[list[Any]]:
-    """Slices of all streams."""
-    first = streams[0]
-    assert first is not None
+    parts = []
     for at in range(0, first.shape[0], chunk):
-        yield [None if one is None else one[at : at + chunk] for one in streams]
+        part = [None if one is None else one[at : at + chunk] for one in streams]
+        if torch.is_grad_enabled() and first.requires_grad:
+            parts.append(checkpoint(score, *part, use_reentrant=False))
+        else:
+            parts.append(score(*part))
+    return torch.cat(parts) if parts else first.new_zeros(0, dtype=torch.float32)
