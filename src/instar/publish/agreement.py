@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 ENOUGH = 4
-"""Held-out turns of either kind that it takes."""
+"""Held-out turns of a kind, or tasks, that it takes to reject a version by them: two or three may
+all get worse by chance, and a run begins with few."""
 LEAST_ERROR = 0.1
 """Share of verdicts expected on the wrong side, however clear held-out turns are."""
 CHANCE = 0.003

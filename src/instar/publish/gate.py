@@ -55,16 +55,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from instar.publish.agreement import Fit, agreement
+from instar.publish.agreement import ENOUGH, Fit, agreement
 
 T = TypeVar("T")
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
-TASKS = 4
-"""Held-out tasks, or praised replies, that it takes to reject a version by them, and corrections
-that the tolerance is meant for: two or three may all get worse by chance, and a run begins with
-few."""
 GIVE_BACK = 0.25
 """Share of what was gained on held-out turns that one update may give back."""
 ASTRAY = 0.25
@@ -223,7 +219,7 @@ def decide(
         words = _in_words(f"loss on {_tasks(old.tried)} held-out tasks", attempts)
         (against if attempts.worse else fine).append(words)
     elif old.tried:
-        fine.append(f"{_tasks(old.tried)} held-out tasks are too few to say anything ({TASKS})")
+        fine.append(f"{_tasks(old.tried)} held-out tasks are too few to say anything ({ENOUGH})")
     kept, by_kind = _retention(references, base_answers, new_answers)
     (against if kept is not None and kept < min_retention else fine).append(
         _retained(kept, min_retention)
@@ -253,7 +249,7 @@ def _verdicts(
 
     def compared(measure: str) -> Comparison | None:
         gained = _gained(base.corrections, before, lambda one: float(getattr(one, measure)))
-        wide = margin * max(1.0, TASKS / max(1, turns))
+        wide = margin * max(1.0, ENOUGH / max(1, turns))
         return _compare(before, after, measure, wide, may_lose=GIVE_BACK * gained)
 
     return {
@@ -356,7 +352,7 @@ def _compare(
 def _compare_tried(
     live: Sequence[Tried], candidate: Sequence[Tried], *, margin: float, may_lose: float = 0.0
 ) -> Comparison | None:
-    if _tasks(live) < TASKS:
+    if _tasks(live) < ENOUGH:
         return None
     # A change of a likelihood by the tolerance, for the typical attempt.
     margin *= fmean(abs(one.advantage) for one in live)

@@ -70,11 +70,13 @@ class Teacher:
         temperatures_C: Tensor,
     ) -> Tensor:
         """Logits at the teacher's temperature."""
-        if isinstance(self.head, LinearHead):
+        if plain_CD is None or guidance_C is None or not bool(guidance_C.any()):
+            logits_CV = self.head(hinted_CD).float()
+        elif isinstance(self.head, LinearHead):
             logits_CV = self.head(_guided(hinted_CD, plain_CD, guidance_C))
         else:
-            plain_CV = None if plain_CD is None else self.head(plain_CD).float()
-            logits_CV = _guided(self.head(hinted_CD).float(), plain_CV, guidance_C)
+            both = self.head(hinted_CD).float(), self.head(plain_CD).float()
+            logits_CV = _guided(*both, guidance_C)
         return logits_CV / (temperatures_C[:, None] * self.temperature)
 
     def summary(self, *, targets_M: Tensor, temperatures_M: Tensor, chunk: int) -> Summary | None:
