@@ -49,7 +49,7 @@ class Exchange(asyncio.Protocol):
     def __init__(self, request: bytes) -> None:
         self.request = request
         self.answer = bytearray()
-        self.first = 0.0
+        self.first = self.last = 0.0
         self.done = asyncio.get_running_loop().create_future()
         self.transport: asyncio.Transport | None = None
 
@@ -67,6 +67,7 @@ class Exchange(asyncio.Protocol):
         self.answer += data
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.last = time.time()
         if not self.done.done():
             self.done.set_result(None)
 
@@ -93,6 +94,7 @@ async def talk(port: int, requests: list[bytes], barrier: Barrier) -> dict[str, 
         "end": time.time(),
         "tokens": sum(one.tokens() for one in exchanges),
         "first": [one.first - start for one in exchanges],
+        "last": [one.last - start for one in exchanges],
     }
 
 
@@ -103,7 +105,7 @@ def work(port: int, requests: list[bytes], barrier: Barrier, queue: Any) -> None
         queue.put({"error": repr(error)})
 
 
-def load(port: int, bodies: list[dict[str, Any]], processes: int) -> dict[str, float]:
+def load(port: int, bodies: list[dict[str, Any]], processes: int) -> dict[str, Any]:
     requests = [http(body) for body in bodies]
     shares = [share for i in range(processes) if (share := requests[i::processes])]
     context = multiprocessing.get_context("spawn")
@@ -117,9 +119,16 @@ def load(port: int, bodies: list[dict[str, Any]], processes: int) -> dict[str, f
     if errors := [one["error"] for one in found if "error" in one]:
         raise RuntimeError(errors[0])
     seconds = max(one["end"] for one in found) - min(one["start"] for one in found)
-    first = sorted(value for one in found for value in one["first"])
     tokens = sum(one["tokens"] for one in found)
-    return rate(tokens, seconds) | {"first_byte_p50_s": round(first[len(first) // 2], 3)}
+    return rate(tokens, seconds) | {
+        f"{what}_byte_s": spread([value for one in found for value in one[what]])
+        for what in ("first", "last")
+    }
+
+
+def spread(values: list[float]) -> list[float]:
+    """The least, the median and the most."""
+    return [round(sorted(values)[at], 3) for at in (0, len(values) // 2, -1)]
 
 
 def http(body: dict[str, Any]) -> bytes:
@@ -131,7 +140,7 @@ def http(body: dict[str, Any]) -> bytes:
     return head.encode() + content
 
 
-def rate(tokens: int, seconds: float) -> dict[str, float]:
+def rate(tokens: int, seconds: float) -> dict[str, Any]:
     return {"tokens": tokens, "seconds": round(seconds, 3), "tok_s": round(tokens / seconds, 1)}
 
 
@@ -176,7 +185,7 @@ def bodies(options: argparse.Namespace, seed: int, *, stream: bool) -> list[dict
 
 def over_http(options: argparse.Namespace, port: int, way: str) -> dict[str, Any]:
     """Rounds without and with streaming in turn, so that neither gains by being warmer."""
-    rounds: dict[str, list[dict[str, float]]] = {way: [], f"{way}_stream": []}
+    rounds: dict[str, list[dict[str, Any]]] = {way: [], f"{way}_stream": []}
     for number in range(options.rounds + 1):
         for name, found in rounds.items():
             stream = name.endswith("_stream")
@@ -187,7 +196,7 @@ def over_http(options: argparse.Namespace, port: int, way: str) -> dict[str, Any
     return {name: best(found[1:]) for name, found in rounds.items()}
 
 
-def best(rounds: list[dict[str, float]]) -> dict[str, Any]:
+def best(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     top = max(rounds, key=lambda one: one["tok_s"])
     return {**top, "rounds": [one["tok_s"] for one in rounds]}
 
