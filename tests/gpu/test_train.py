@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from sampled_turns import earned, stir, tiny_llama, turn
+from transformers import AutoModelForCausalLM
 
 from instar.batch.merge import merge
 from instar.config import TrainingConfig
@@ -50,3 +51,14 @@ def test_fused_kernels_give_the_gradients_that_masks_give(tmp_path: Path) -> Non
     distance = float((exact - fast).norm() / exact.norm())
     print(f"relative distance of the gradients {distance:.4f}")
     assert distance < 0.05
+
+
+def test_a_model_on_the_cpu_beside_it_goes_on_as_before(tmp_path: Path) -> None:
+    folder = tiny_llama(tmp_path, **SHAPE)
+    judge = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = torch.arange(10, 30)[None]
+    before = judge(input_ids=ids).logits
+    TorchTrainer(folder, TrainingConfig(), device="cuda", dtype="bfloat16").accumulate(comb())
+    assert torch.equal(judge(input_ids=ids).logits, before)
+    late = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert torch.equal(late(input_ids=ids).logits, before)
