@@ -25,8 +25,6 @@ from instar.train.step import TorchTrainer
 from instar.types import Version
 
 _POLL_S = 0.5
-_SWAP_S = 0.7
-"""The gateway looks for a new live version ten times a second, and has it in less than this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +146,7 @@ class _Show:
             self._person,
             talk=lambda: self._talk("lying to it", 1.0),
             learned=lambda: _until(lambda: self._gated(before)),
-            swapped=lambda: asyncio.sleep(_SWAP_S),
+            swapped=lambda: _until(self._serves_live),
             kept=self._likeliest,
         )
 
@@ -159,7 +157,7 @@ class _Show:
         said = await self._talk(f"update {update}: talking", share)
         self._progress(f"update {update}: training", share + 0.5 / self._plan.updates)
         await _until(lambda: self._gated(before))
-        await asyncio.sleep(_SWAP_S)
+        await _until(self._serves_live)
         return said
 
     async def _talk(self, what: str, share: float) -> list[Said]:
@@ -184,8 +182,13 @@ class _Show:
         return not await self._store.ready(LOCAL_OWNER, limit=1)
 
     async def _gated(self, before: int) -> bool:
+        """Whether a version more is there, with its report, and live or rejected for good."""
         versions = await self._book.versions(LOCAL_OWNER)
-        return len(versions) > before and versions[-1].gate is not None
+        return len(versions) > before and versions[-1].state != "candidate"
+
+    async def _serves_live(self) -> bool:
+        """The gateway follows the store; on a busy machine that may take a while."""
+        return await self._client.version() == await self._book.live_name(LOCAL_OWNER)
 
     async def _converse(self) -> Said:
         prompt = self._person.asked[self._next % len(self._person.asked)]

@@ -42,17 +42,22 @@ class Client:
 
     async def answer(self, prompt: str, *, likeliest: bool = False) -> str:
         """An answer that leaves no trace in training, by chance or the likeliest words."""
-        headers = {"X-Turn-Type": "side", "X-No-Train": "1", "X-Session-Id": new_id("e")}
         more = {"temperature": 0} if likeliest else {}
         async with self._places:
-            answer, _ = await self._ask([("user", prompt)], headers, **more)
-            return answer
+            found = await self._ask([("user", prompt)], _traceless(), **more)
+            return _text(found)
+
+    async def version(self) -> str:
+        """The one that answers now."""
+        found = await self._ask([("user", "Hello")], _traceless(), max_tokens=1)
+        return str(found["system_fingerprint"])
 
     async def converse(self, prompt: str, respond: object) -> Said:
         """Ask, read the answer, and say what one thinks of it."""
         headers = {"X-Session-Id": new_id("d")}
         async with self._places:
-            answer, turn = await self._ask([("user", prompt)], headers)
+            found = await self._ask([("user", prompt)], headers)
+            answer, turn = _text(found), str(found["id"]).removeprefix("chatcmpl-")
             reply = str(respond(prompt, answer))  # type: ignore[operator]
             history = [("user", prompt), ("assistant", answer), ("user", reply)]
             # Nobody reads this answer: the request is how the reply gets to the server.
@@ -65,8 +70,7 @@ class Client:
 
     async def _ask(
         self, history: list[tuple[str, str]], headers: dict[str, str], **more: float
-    ) -> tuple[str, str]:
-        """The answer and its id."""
+    ) -> dict[str, Any]:
         body = {
             "model": self._model,
             "messages": [{"role": role, "content": text} for role, text in history],
@@ -74,10 +78,7 @@ class Client:
             "temperature": _TEMPERATURE,
             **more,
         }
-        found = await self._post("/chat/completions", body, headers)
-        return str(found["choices"][0]["message"]["content"] or ""), str(found["id"]).removeprefix(
-            "chatcmpl-"
-        )
+        return await self._post("/chat/completions", body, headers)
 
     async def _post(
         self, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
@@ -87,3 +88,12 @@ class Client:
             raise EngineError(f"the gateway answered {answer.status_code}: {answer.text[:300]}")
         found: dict[str, Any] = answer.json()
         return found
+
+
+def _traceless() -> dict[str, str]:
+    """For a request of which nothing is learned."""
+    return {"X-Turn-Type": "side", "X-No-Train": "1", "X-Session-Id": new_id("e")}
+
+
+def _text(found: dict[str, Any]) -> str:
+    return str(found["choices"][0]["message"]["content"] or "")
