@@ -268,6 +268,7 @@ def run_gateway(options: argparse.Namespace) -> dict[str, Any]:
             "engine.python": options.vllm_python,
             "engine.dtype": options.dtype,
             "engine.max_running": options.chats,
+            "engine.replicas": options.replicas,
             "engine.args": json.dumps(options.engine_args),
             "gateway.max_queue": 2 * options.chats,
         }
@@ -362,6 +363,7 @@ async def drive_engine(options: argparse.Namespace) -> dict[str, Any]:
         python=options.vllm_python,
         dtype=options.dtype,
         max_running=options.chats,
+        replicas=options.replicas,
         args=options.engine_args,
     )
     sampling = Sampling(max_tokens=options.reply)
@@ -412,6 +414,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--reply", type=int, default=256, help="reply tokens a chat")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--processes", type=int, default=8, help="that make the load")
+    parser.add_argument("--replicas", type=int, default=1, help="servers that instar starts")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--only", default=",".join(WAYS), help="comma-separated ways")
     parser.add_argument("--vllm-python", default=sys.executable)
@@ -443,7 +446,7 @@ def main() -> None:
             # What was measured so far is worth minutes of a GPU.
             results[way] = {"error": f"{error}"[-3000:]}
         print(json.dumps({way: results.get(way)}), file=sys.stderr, flush=True)
-    shape = {key: getattr(options, key) for key in ("chats", "prompt", "reply", "dtype")}
+    shape = {key: getattr(options, key) for key in ("chats", "prompt", "reply", "dtype", "replicas")}
     print(json.dumps({"shape": shape, **results, "ratios": ratios(results)}, indent=1))
 
 

@@ -75,6 +75,8 @@ class VllmEngine(Section):
     """Share of the GPU's memory that vLLM may take."""
     max_running: int = Field(default=256, ge=1)
     """Replies drawn at once in one batch; more wait their turn."""
+    replicas: int = Field(default=1, ge=1, le=16)
+    """Servers to start on the GPU, which share its memory: faster for small models, many chats."""
     max_versions: int = Field(default=4, ge=1)
     """Adapter versions resident at once."""
     max_lora_rank: int = Field(default=64, ge=1)
@@ -85,6 +87,14 @@ class VllmEngine(Section):
     """More engine arguments for vLLM, as its command line takes them."""
     env: dict[str, str] = Field(default_factory=dict)
     """More environment variables for the started server."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> VllmEngine:
+        if self.url is not None and self.replicas > 1:
+            raise ValueError(
+                f"replicas is {self.replicas}, but the server at url runs already: leave one out"
+            )
+        return self
 
 
 class FakeEngine(Section):

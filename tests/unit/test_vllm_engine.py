@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -267,3 +267,91 @@ async def test_nothing_is_left_of_a_closed_engine(opened: Open, notes: Notes) ->
     with pytest.raises(ProcessLookupError):
         os.killpg(child.process.pid, signal.SIGKILL)
     assert not folder.exists()
+
+
+@pytest.fixture
+async def pair(opened: Open) -> AsyncIterator[VersionedEngine]:
+    async with opened(max_versions=2, replicas=2, gpu_memory=0.8) as one:
+        yield one
+
+
+def of_session(name: str, *prompt: int) -> Request:
+    return replace(request(*prompt), session=name)
+
+
+def busy(engine: VersionedEngine) -> list[int]:
+    return list(engine._link._busy)  # type: ignore[attr-defined]
+
+
+async def test_servers_on_one_gpu_share_its_memory(pair: VersionedEngine, notes: Notes) -> None:
+    assert len(notes.lines("start")) == 2
+    assert all("--gpu-memory-utilization 0.4" in line for line in notes.lines("start"))
+
+
+async def test_a_session_stays_and_a_new_one_goes_where_least_is_under_way(
+    pair: VersionedEngine,
+) -> None:
+    async with aclosing(pair.generate(of_session("anna", 7))) as annas:
+        await anext(annas)
+        assert busy(pair) == [1, 0]
+        async with aclosing(pair.generate(of_session("ben", 7))) as bens:
+            await anext(bens)
+            assert busy(pair) == [1, 1]
+        async with aclosing(pair.generate(of_session("anna", 7))) as more:
+            await anext(more)
+            assert busy(pair) == [2, 0]
+    assert busy(pair) == [0, 0]
+    async with aclosing(pair.generate(of_session("ben", 7))) as bens:
+        await anext(bens)
+        assert busy(pair) == [0, 1]
+
+
+async def test_versions_are_in_all_servers_or_in_none(
+    pair: VersionedEngine, adapter: Path, bad_adapter: Path, notes: Notes
+) -> None:
+    await pair.load("v1", adapter)
+    assert notes.lines("load") == ["load 1 v1#1"] * 2
+    with pytest.raises(ModelError, match="bad rank"):
+        await pair.load("v2", bad_adapter)
+    assert pair.info.versions == ("base", "v1")
+    await pair.drop("v1")
+    assert notes.lines("drop") == ["drop 1"] * 2
+
+
+async def test_one_server_may_die_while_the_other_serves(
+    pair: VersionedEngine, adapter: Path, notes: Notes
+) -> None:
+    await pair.load("v1", adapter)
+    async with aclosing(pair.generate(of_session("anna", 7))) as annas:
+        await anext(annas)
+        with pytest.raises(EngineError, match="died during a reply"):
+            await drawn(pair, of_session("ben", 666))
+        await anext(annas)
+    pieces = await drawn(pair, replace(of_session("ben"), version="v1"))
+    assert pieces[-1].finish == "length"
+    assert notes.lines("load") == ["load 1 v1#1"] * 3
+
+
+async def test_a_version_that_one_server_lost_is_dropped_by_the_other(
+    pair: VersionedEngine, adapter: Path, notes: Notes
+) -> None:
+    await pair.load("v1", adapter)
+    (adapter / "damaged").touch()
+    with pytest.raises(EngineError, match="died during a reply"):
+        await drawn(pair, of_session("ben", 666))
+    await drawn(pair, of_session("ben"))
+    assert pair.info.versions == ("base",)
+    await drawn(pair, of_session("carla"))
+    assert notes.lines("drop") == ["drop 1"]
+
+
+async def test_a_second_server_that_cannot_start_ends_the_first(opened: Open, notes: Notes) -> None:
+    with pytest.raises(EngineError, match="no such model"):
+        async with opened("dies once", replicas=2):
+            pass
+    assert len(notes.lines("start")) == 2
+
+
+def test_replicas_of_a_server_by_url_are_refused() -> None:
+    with pytest.raises(ValueError, match="leave one out"):
+        VllmEngine(url="http://127.0.0.1:8000", replicas=2)

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 
 from instar.backends.vllm_http import Http
 from instar.backends.vllm_process import Process
+from instar.backends.vllm_replicas import Replicas
 from instar.backends.vllm_wire import Ask, Part, Ready
 from instar.config import VllmEngine
 from instar.errors import ContextError, EngineError, ModelError, RequestError
@@ -53,7 +54,8 @@ async def open_engine(
     link: Link
     kind = VersionedEngine
     if config.url is None:
-        link = await Process.open(config, model=model)
+        starter = Process if config.replicas == 1 else Replicas
+        link = await starter.open(config, model=model)
         kind = StartedEngine
     else:
         link = await Http.open(config, model=model, name=name)
@@ -113,7 +115,7 @@ class VersionedEngine:
 
     def stats(self) -> dict[str, float]:
         under_way = sum(adapter.users for adapter in self._adapters.values())
-        running = min(under_way, self._config.max_running)
+        running = min(under_way, self._config.max_running * self._config.replicas)
         waiting = under_way - running
         return {"running": running, "waiting": waiting, "tokens": self._made, "cache_bytes": 0}
 
@@ -222,6 +224,7 @@ class VersionedEngine:
             # A stop string is found in what has come so far.
             whole=not request.stream and not any(sampling.stop),
             images=list(request.images),
+            session=request.session,
         )
 
 
@@ -232,7 +235,7 @@ class StartedEngine(VersionedEngine):
         self, config: VllmEngine, *, link: Link, tokenizer: Tokenizer, info: EngineInfo
     ) -> None:
         super().__init__(config, link=link, tokenizer=tokenizer, info=info)
-        assert isinstance(link, Process)
+        assert isinstance(link, Process | Replicas)
         link.on_lost = self._forget
 
     def _forget(self, number: int) -> None:
@@ -245,8 +248,8 @@ class StartedEngine(VersionedEngine):
 
     @property
     def pid(self) -> int:
-        """The server's process of now."""
-        assert isinstance(self._link, Process)
+        """The server's process of now; the first one's."""
+        assert isinstance(self._link, Process | Replicas)
         return self._link.pid
 
 

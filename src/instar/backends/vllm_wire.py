@@ -29,6 +29,8 @@ class Ask(msgspec.Struct, array_like=True, tag=True, frozen=True, kw_only=True, 
     """Answer in one part."""
     images: list[bytes] = []
     """Image files, one for each place of the prompt."""
+    session: str = ""
+    """What it belongs to: its next one will have the same beginning."""
 
 
 class Abort(msgspec.Struct, array_like=True, tag=True, frozen=True, gc=False):
