@@ -169,3 +169,36 @@ def test_a_step_without_log_probs_is_left_alone() -> None:
     vllm_plugin._patch_scheduler(cls)
     step = SimpleNamespace(logprobs=None, req_id_to_index={"a": 0})
     assert cls().update_from_output(None, step)[0].outputs[0].new_logprobs is None
+
+
+def adapters() -> Any:
+    class Manager:
+        def __init__(self) -> None:
+            self.told: list[Any] = []
+
+        def set_adapter_mapping(self, mapping: Any) -> None:
+            self.told.append(mapping)
+
+    vllm_plugin._patch_adapters(Manager)
+    vllm_plugin._patch_adapters(Manager)
+    return Manager()
+
+
+def mapped(*prompts: int, kind: str = "language") -> Any:
+    return SimpleNamespace(prompt_mapping=tuple(np.array(prompts, dtype=np.int32)), type=kind)
+
+
+def test_kernels_are_told_once_that_no_reply_has_an_adapter() -> None:
+    manager = adapters()
+    steps = [mapped(0, 0), mapped(0, 0, 0), mapped(0), mapped(0, 2), mapped(2), mapped(0), mapped()]
+    for step in steps:
+        manager.set_adapter_mapping(step)
+    assert manager.told == [steps[0], steps[3], steps[4], steps[5]]
+
+
+def test_each_part_of_a_model_is_told_by_itself() -> None:
+    manager = adapters()
+    steps = [mapped(0), mapped(0, kind="tower"), mapped(1), mapped(0, kind="tower"), mapped(0)]
+    for step in steps:
+        manager.set_adapter_mapping(step)
+    assert manager.told == [steps[0], steps[1], steps[2], steps[4]]

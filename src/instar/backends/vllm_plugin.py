@@ -12,6 +12,7 @@ stay as they are. A vLLM whose samplers look different is an error, never a sile
 Where it is set to `together`, as for the server that instar starts itself, the log-probs of a
 step also leave the engine in one piece, with the step's first output. By default each reply's
 are cut out and packed by themselves, which with hundreds of replies takes as long as the model.
+There, on a GPU, vLLM also no longer tells its kernels at each step that no reply has an adapter.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ _V2_COMPUTE = ("compute_topk_logprobs", "compute_topk_scores")
 """What the sampler of model runner V2 calls with the logits; the name depends on the version."""
 
 
+_ADAPTERS = "vllm.lora.model_manager"
+
+
 def register() -> None:
     """Entry point for vLLM; may be called more than once in a process."""
     switch = os.environ.get(SWITCH)
@@ -48,9 +52,12 @@ def register() -> None:
     if HAS_TRITON and _exists(_V2_SAMPLER):
         _patch_v2(importlib.import_module(_V2_SAMPLER))
     if switch == TOGETHER:
+        from vllm.platforms import current_platform
         from vllm.v1.core.sched.scheduler import Scheduler
 
         _patch_scheduler(Scheduler)
+        if current_platform.is_cuda() and _exists(_ADAPTERS):
+            _patch_adapters(importlib.import_module(_ADAPTERS).LoRAModelManager)
 
 
 def scaled(logits_BV: Any, temperature_B: Any) -> Any:
@@ -145,6 +152,31 @@ def _patch_scheduler(cls: Any) -> None:
         return clients
 
     cls.update_from_output, cls._instar = wrapper, True
+
+
+def _patch_adapters(cls: Any) -> None:
+    """Its `set_adapter_mapping` is told at each step which token belongs to which adapter.
+
+    Whenever the batch has changed it goes through thousands of tokens one by one and waits for the
+    GPU, also where none has an adapter and none had one before. On a GPU nothing changes then: the
+    kernels go by one flag for all. On a CPU they read the whole mapping, so there it must be told.
+    """
+    if "_instar" in vars(cls):
+        return
+    _demand(cls, "set_adapter_mapping")
+    tell: Callable[..., None] = cls.set_adapter_mapping
+
+    @functools.wraps(tell)
+    def wrapper(self: Any, mapping: Any) -> None:
+        # A model with an eye has a mapping of its own for that.
+        bare, kind = not any(mapping.prompt_mapping), getattr(mapping, "type", None)
+        told = self.__dict__.setdefault("_instar_bare", set())
+        if bare and kind in told:
+            return
+        tell(self, mapping)
+        (told.add if bare else told.discard)(kind)
+
+    cls.set_adapter_mapping, cls._instar = wrapper, True
 
 
 def _rows(found: Any, index: dict[str, int], outputs: list[Any]) -> list[int]:
