@@ -60,6 +60,22 @@ async def test_a_child_answers_and_ends(tmp_path: Path) -> None:
     assert not psutil.pid_exists(child.process.pid)
 
 
+async def test_what_went_wrong_first_is_quoted_before_the_last_words(tmp_path: Path) -> None:
+    code = """
+    for _ in range(2):
+        print("(core pid=7) ValueError: a head of 8 is too small")
+    for number in range(30):
+        print("line", number)
+    print("RuntimeError: a child failed, see above")
+    """
+    child = await started(code, tmp_path / "log")
+    await child.process.wait()
+    await child.stop()
+    told = child.tail(lines=3).splitlines()
+    assert told[:2] == ["(core pid=7) ValueError: a head of 8 is too small", "..."]
+    assert told[2:] == ["line 28", "line 29", "RuntimeError: a child failed, see above"]
+
+
 async def test_grandchildren_end_too(tmp_path: Path) -> None:
     code = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True); input()"
     child = await started(code, tmp_path / "log")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import struct
@@ -28,6 +29,10 @@ CHANNEL_FD = "INSTAR_CHANNEL_FD"
 
 LIFELINE_FD = "INSTAR_LIFELINE_FD"
 """Environment variable naming a pipe whose end means that the parent is gone."""
+
+_COMPLAINT = re.compile(r"\b\w*(?:Error|Exception)\b: \S")
+_CAUSES = 3
+"""Lines that tell of an error, quoted from before the last ones: the first is the cause."""
 
 LENGTH = struct.Struct("<I")
 MAX_FRAME = 1 << 28
@@ -124,14 +129,20 @@ class Child:
         return status
 
     def tail(self, *, lines: int = 15) -> str:
-        """The last lines that the child wrote, for an error message."""
+        """The last lines that the child wrote, for an error message, after what had gone wrong.
+
+        A child with children of its own often ends by saying only that one of them failed.
+        """
         try:
             with self.log.open("rb") as file:
-                file.seek(max(0, self.log.stat().st_size - 16_384))
+                file.seek(max(0, self.log.stat().st_size - 65_536))
                 text = file.read().decode("utf-8", errors="replace")
         except OSError as error:
             return f"(no log: {error})"
-        return "\n".join(text.splitlines()[-lines:])
+        found = text.splitlines()
+        earlier = [line for line in found[:-lines] if _COMPLAINT.search(line)]
+        causes = list(dict.fromkeys(earlier))[:_CAUSES]
+        return "\n".join([*causes, *(["..."] if causes else []), *found[-lines:]])
 
 
 async def spawn(argv: Sequence[str], *, env: Mapping[str, str], log: Path) -> Child:
