@@ -33,6 +33,8 @@ _HOLD_STEP_S = 0.05
 
 _LARGE = 200_000
 """Characters of history from which on rendering moves to a thread."""
+_NEW = 2_000
+"""Of those that were not rendered before: tokenising them lets other threads run meanwhile."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -183,9 +185,8 @@ class TurnServer:
                 call.messages, renderer=self._renderer, tools=call.tools, options=call.options
             )
 
-        size = sum(_length(message.get("content")) for message in call.messages)
-        size += len(call.prompt or ())
-        if size > _LARGE or len(call.messages) > 500:
+        size, new = _sizes(call, fresh=not len(session.tree))
+        if new > _NEW or size > _LARGE or len(call.messages) > 500:
             return await asyncio.to_thread(work)
         return work()
 
@@ -368,6 +369,15 @@ class TurnServer:
         """Seconds until a place is likely free: rough, but more than nothing."""
         rate = self._metrics.rate.value()
         return max(1, min(60, round(self._running * 64 / rate))) if rate else 5
+
+
+def _sizes(call: Call, *, fresh: bool) -> tuple[int, int]:
+    """Characters of all, and of what a session that is not fresh cannot have rendered before."""
+    sizes = [_length(message.get("content")) for message in call.messages]
+    replies = [at for at, one in enumerate(call.messages) if one["role"] == "assistant"]
+    known = 0 if fresh or not replies else replies[-1]
+    raw = len(call.prompt or ())
+    return sum(sizes) + raw, sum(sizes[known:]) + raw
 
 
 def _length(content: Any) -> int:

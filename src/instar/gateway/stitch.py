@@ -105,7 +105,8 @@ class SessionTree:
 
     def stitch_raw(self, ids: tuple[int, ...], text: str) -> Stitched:
         """A raw prompt hangs on the longest recorded turn that it goes on from, if on any."""
-        before = [turn for turn in self._turns.values() if _starts_with(ids, turn)]
+        # A copy: long prompts are stitched in threads, while turns go on being added.
+        before = [turn for turn in list(self._turns.values()) if _starts_with(ids, turn)]
         parent = max(before, key=lambda turn: len(turn.ids), default=None)
         return Stitched(
             prompt_ids=ids,
