@@ -44,12 +44,13 @@ def test_the_border_lies_in_the_middle_of_the_gap() -> None:
 def test_half_of_a_batch_may_be_odd_and_so_may_three_of_four() -> None:
     """Four held-out turns a side leave much open: even five of five come by chance."""
     half = agreement(fits([0.5, 0.5, 0.0, 0.0], []), HELD)
-    assert half is not None and half.opposite == 2 and not half.at_odds
+    assert half is not None and half.opposite == 2 and not half.at_odds and not half.doubtful
     most = agreement(fits([0.5, 0.0, 0.0, 0.0, 0.0], []), HELD)
     assert most is not None and most.opposite == 4 and not most.at_odds
     # Five of five: 1/6 x 2/7 x 3/8 x 4/9 x 5/10 = 0.0040; a sixth, x 6/11, makes it 0.0022.
     every = agreement(fits([0.0] * 5, []), HELD)
-    assert every is not None and not every.at_odds
+    assert every is not None and not every.at_odds and every.doubtful
+    assert every.chance == pytest.approx(120 / (6 * 7 * 8 * 9 * 10))
     more = agreement(fits([0.0] * 6, []), HELD)
     assert more is not None and more.at_odds
 

@@ -139,6 +139,23 @@ def praise(*logprobs: float) -> list[Tried]:
     ]
 
 
+def test_a_doubtful_batch_is_rejected_where_praised_replies_got_rarer_by_it() -> None:
+    """Five of five opposite come by chance in 4 of 1,000 batches: not enough by itself."""
+
+    def fits(good: bool, *values: float) -> list[Fit]:
+        return [Fit(turn=f"{good}{n}", good=good, mean=x, top=x) for n, x in enumerate(values)]
+
+    same = corrections([0.5] * 6)
+    known = [*fits(True, 0.5, 0.6, 0.5, 0.7), *fits(False, 0.0, 0.1, -0.1, 0.0)]
+    asked = {"base": Measured(corrections=same, fits=known), "batch": fits(False, *[0.6] * 5)}
+    before, rarer = praise(*[-1.0] * 6), praise(*[-1.01] * 6)
+    assert gate(same, same, praised=(before, before), **asked).accepted
+    report = gate(same, same, praised=(before, rarer), **asked)
+    assert not report.accepted and report.reasons[0].endswith("and praised replies got rarer")
+    honest = fits(True, *[0.6] * 5)
+    assert gate(same, same, praised=(before, rarer), **{**asked, "batch": honest}).accepted
+
+
 def test_praised_replies_may_not_get_rarer_for_nothing() -> None:
     """As after lies about good replies, which corrections alone do not show."""
     same = corrections([0.5] * 6)

@@ -26,6 +26,8 @@ LEAST_ERROR = 0.1
 CHANCE = 0.003
 """A batch is at odds with what is known if this or worse comes by chance less often. An honest
 batch that is lost costs little, and one lie that is learned much."""
+DOUBT = 0.1
+"""The same where something else speaks against the batch too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,22 @@ class Agreement:
     """Turns of the batch on the wrong side of the border."""
     expected: float
     """So many would be, by what held-out turns are."""
-    at_odds: bool
+    chance: float
+    """How often so many or more are, by what held-out turns are."""
+
+    @property
+    def at_odds(self) -> bool:
+        """Most are, and not by chance."""
+        return self._most and self.chance < CHANCE
+
+    @property
+    def doubtful(self) -> bool:
+        """Not enough to reject a batch by itself."""
+        return self._most and self.chance < DOUBT
+
+    @property
+    def _most(self) -> bool:
+        return 2 * self.opposite > self.turns
 
     def text(self) -> str:
         return (
@@ -78,7 +95,7 @@ def agreement(batch: Sequence[Fit], held: Sequence[Fit]) -> Agreement | None:
         turns=len(batch),
         opposite=opposite,
         expected=sum(count * chance for count, chance in enumerate(likely)),
-        at_odds=2 * opposite > len(batch) and sum(likely[opposite:]) < CHANCE,
+        chance=sum(likely[opposite:]),
     )
 
 

@@ -26,7 +26,8 @@ The rules, all of which must hold:
   Fewer than four praised turns are too few to say anything. Without held-out corrections there
   is nothing to compare, which the report says.
 - **Verdicts that fit.** A batch most of whose verdicts are the opposite of what held-out ones
-  say of such replies is rejected, however little harm one update of it does (`agreement`).
+  say of such replies is rejected, however little harm one update of it does (`agreement`). Where
+  held-out ones cannot quite tell, it is rejected if praised replies surely got rarer by it, too.
 - **Never far from the teacher.** A candidate that is much further from the teacher than the
   base was before it learned anything has left the topic, whatever else got better: rejected.
 - **Held-out attempts.** Tasks of environments of which attempts are kept from training. Their
@@ -211,9 +212,12 @@ def decide(
     found = _verdicts(old, new, base, margin)
     astray = _compare(base.corrections, new.corrections, "teacher_kl", ASTRAY)
     against, fine = _on_verdicts(found, astray)
+    wanted, logprob, praised = found.values()
     fits = agreement(batch, base.fits)
     if fits is not None:
-        (against if fits.at_odds else fine).append(fits.text())
+        rarer = fits.doubtful and praised is not None and praised.low > 0
+        text = fits.text() + (", and praised replies got rarer" if rarer else "")
+        (against if fits.at_odds or rarer else fine).append(text)
     attempts = _compare_tried(old.tried, new.tried, margin=margin)
     if attempts is not None:
         words = _in_words(f"loss on {_tasks(old.tried)} held-out tasks", attempts)
@@ -224,7 +228,6 @@ def decide(
     (against if kept is not None and kept < min_retention else fine).append(
         _retained(kept, min_retention)
     )
-    wanted, logprob, praised = found.values()
     return GateReport(
         accepted=not against,
         reasons=tuple(against or fine),
