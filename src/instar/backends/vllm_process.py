@@ -113,6 +113,11 @@ class Process:
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     @property
+    def up(self) -> bool:
+        """Whether it serves now; a request waits for one that is being started again."""
+        return self._serving.done() and self._serving.exception() is None
+
+    @property
     def pid(self) -> int:
         return self._child.process.pid if self._child is not None else 0
 

@@ -84,9 +84,14 @@ class Replicas:
             raise failed[0]
 
     def _place(self, session: str) -> int:
-        """Where a session's prefix cache is; a new one goes where least is under way."""
-        known = self._places.get(session) if session else None
-        at = self._busy.index(min(self._busy)) if known is None else known
+        """Where a session's prefix cache is; a new one goes where least is under way.
+
+        One whose server has died has lost its cache too, and need not wait for the next start.
+        """
+        up = [at for at, link in enumerate(self._links) if link.up] or range(len(self._links))
+        at = self._places.get(session, -1)
+        if at not in up:
+            at = min(up, key=lambda one: self._busy[one])
         if session:
             self._places[session] = at
             self._places.move_to_end(session)
