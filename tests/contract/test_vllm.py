@@ -222,6 +222,23 @@ async def test_a_foreign_server_by_url(model: Path, tokenizer: Tokenizer, adapte
                 pass
 
 
+async def test_two_servers_as_one(model: Path, tokenizer: Tokenizer, adapter: Path) -> None:
+    config = vllm_config(replicas=2, gpu_memory=0.4)
+    async with open_engine(config, model=model, name="test") as engine:
+        sampling = SETTINGS["cut"]
+        both = await asyncio.gather(
+            *(recomputed.sample(engine, tokenizer, sampling) for _ in range(2))
+        )
+        plain = recomputed.load_model(model)
+        for replies in both:
+            gap = recomputed.difference(plain, replies, temperature=sampling.temperature)
+            assert gap.mean < MEAN_LIMIT
+        await engine.load("a", adapter)
+        base, tuned = await whole(engine), await whole(engine, version="a")
+        assert [p.ids for p in base] != [p.ids for p in tuned]
+        await engine.drop("a")
+
+
 async def test_a_server_by_url_that_cannot_be_reached(model: Path) -> None:
     config = VllmEngine(url="http://127.0.0.1:9")
     with pytest.raises(EngineError, match="cannot be reached"):
