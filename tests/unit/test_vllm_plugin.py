@@ -202,3 +202,11 @@ def test_each_part_of_a_model_is_told_by_itself() -> None:
     for step in steps:
         manager.set_adapter_mapping(step)
     assert manager.told == [steps[0], steps[1], steps[2], steps[4]]
+
+
+def test_a_version_that_looks_different_is_left_as_it_is() -> None:
+    class Manager: ...
+
+    vllm_plugin._patch_adapters(Manager)
+    assert not hasattr(Manager, "set_adapter_mapping")
+    assert not vllm_plugin._kernels_go_by_a_flag()

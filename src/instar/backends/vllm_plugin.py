@@ -37,6 +37,7 @@ _V2_COMPUTE = ("compute_topk_logprobs", "compute_topk_scores")
 
 
 _ADAPTERS = "vllm.lora.model_manager"
+_ADAPTER_KERNELS = "vllm.lora.ops.triton_ops.lora_kernel_metadata"
 
 
 def register() -> None:
@@ -56,7 +57,7 @@ def register() -> None:
         from vllm.v1.core.sched.scheduler import Scheduler
 
         _patch_scheduler(Scheduler)
-        if current_platform.is_cuda() and _exists(_ADAPTERS):
+        if current_platform.is_cuda() and _kernels_go_by_a_flag():
             _patch_adapters(importlib.import_module(_ADAPTERS).LoRAModelManager)
 
 
@@ -161,9 +162,9 @@ def _patch_adapters(cls: Any) -> None:
     GPU, also where none has an adapter and none had one before. On a GPU nothing changes then: the
     kernels go by one flag for all. On a CPU they read the whole mapping, so there it must be told.
     """
-    if "_instar" in vars(cls):
+    # Only speed hangs on this: a version that looks different is left as it is.
+    if "_instar" in vars(cls) or not hasattr(cls, "set_adapter_mapping"):
         return
-    _demand(cls, "set_adapter_mapping")
     tell: Callable[..., None] = cls.set_adapter_mapping
 
     @functools.wraps(tell)
@@ -188,6 +189,14 @@ def _rows(found: Any, index: dict[str, int], outputs: list[Any]) -> list[int]:
         first = at if starts is None else starts[at]
         rows.extend(range(first, first + len(one.new_token_ids)))
     return rows
+
+
+def _kernels_go_by_a_flag() -> bool:
+    """Whether "no reply has an adapter" is one flag for them, whatever else they were told."""
+    if not _exists(_ADAPTERS) or not _exists(_ADAPTER_KERNELS):
+        return False
+    meta = getattr(importlib.import_module(_ADAPTER_KERNELS), "LoRAKernelMeta", None)
+    return "no_lora_flag_cpu" in getattr(meta, "__annotations__", {})
 
 
 def _exists(module: str) -> bool:
