@@ -6,6 +6,7 @@ so that only the template's become tokens of that kind.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections import OrderedDict
@@ -13,6 +14,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenizers import Tokenizer
+
+# One text comes at a time: to hand it to a pool of threads takes longer than it gains.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # Noncharacters: they are valid UTF-8, yet no text of a person contains them.
 _GUARD = "\ufdd0"
