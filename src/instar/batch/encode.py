@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 # One text comes at a time: to hand it to a pool of threads takes longer than it gains.
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 # Noncharacters: they are valid UTF-8, yet no text of a person contains them.
 _GUARD = "\ufdd0"

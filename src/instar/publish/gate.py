@@ -56,7 +56,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from instar.publish.agreement import ENOUGH, Fit, agreement
+from instar.publish.agreement import ENOUGH, Agreement, Fit, agreement
 
 T = TypeVar("T")
 
@@ -215,9 +215,8 @@ def decide(
     wanted, logprob, praised = found.values()
     fits = agreement(batch, base.fits)
     if fits is not None:
-        rarer = fits.doubtful and praised is not None and praised.low > 0
-        text = fits.text() + (", and praised replies got rarer" if rarer else "")
-        (against if fits.at_odds or rarer else fine).append(text)
+        lies, text = _on_fits(fits, praised)
+        (against if lies else fine).append(text)
     attempts = _compare_tried(old.tried, new.tried, margin=margin)
     if attempts is not None:
         words = _in_words(f"loss on {_tasks(old.tried)} held-out tasks", attempts)
@@ -288,6 +287,13 @@ def _on_verdicts(
             f"the {astray.live:.4f} of the base before it learned anything"
         )
     return against, fine
+
+
+def _on_fits(fits: Agreement, praised: Comparison | None) -> tuple[bool, str]:
+    """Whether a batch is taken for a lie, and what its verdicts are like."""
+    rarer = fits.doubtful and praised is not None and praised.low > 0
+    text = fits.text() + (", and praised replies got rarer" if rarer else "")
+    return fits.at_odds or rarer, text
 
 
 def retention_set() -> list[Reference]:
