@@ -446,7 +446,8 @@ def main() -> None:
             # What was measured so far is worth minutes of a GPU.
             results[way] = {"error": f"{error}"[-3000:]}
         print(json.dumps({way: results.get(way)}), file=sys.stderr, flush=True)
-    shape = {key: getattr(options, key) for key in ("chats", "prompt", "reply", "dtype", "replicas")}
+    told = ("chats", "prompt", "reply", "dtype", "replicas")
+    shape = {key: getattr(options, key) for key in told}
     print(json.dumps({"shape": shape, **results, "ratios": ratios(results)}, indent=1))
 
 
