@@ -49,7 +49,7 @@ class Replicas:
         return cls(links)
 
     async def close(self) -> None:
-        await _all(link.close() for link in self._links)
+        _raise_first(await _all(link.close() for link in self._links))
 
     @property
     def ready(self) -> Ready:
@@ -73,15 +73,13 @@ class Replicas:
     async def load(self, lora: int, *, name: str, folder: Path) -> None:
         """Make an adapter resident in all, or in none."""
         found = await _all(link.load(lora, name=name, folder=folder) for link in self._links)
-        if failed := [one for one in found if one is not None]:
+        if any(found):
             took = [link for link, one in zip(self._links, found, strict=True) if one is None]
             await _all(link.drop(lora, name=name) for link in took)
-            raise failed[0]
+        _raise_first(found)
 
     async def drop(self, lora: int, *, name: str) -> None:
-        found = await _all(link.drop(lora, name=name) for link in self._links)
-        if failed := [one for one in found if one is not None]:
-            raise failed[0]
+        _raise_first(await _all(link.drop(lora, name=name) for link in self._links))
 
     def _place(self, session: str) -> int:
         """Where a session's prefix cache is; a new one goes where least is under way.
@@ -117,3 +115,9 @@ async def _forget(link: Process, number: int) -> None:
 async def _all(jobs: Iterable[Awaitable[None]]) -> list[BaseException | None]:
     """Do all of them; for each, what went wrong."""
     return await asyncio.gather(*jobs, return_exceptions=True)
+
+
+def _raise_first(found: Sequence[BaseException | None]) -> None:
+    for error in found:
+        if error is not None:
+            raise error
