@@ -99,8 +99,10 @@ class TrainingConfig(Section):
     """Share of corrected and praised turns never trained on: the gate measures versions there."""
     steps_per_batch: int = Field(default=3, ge=1)
     """Most optimiser steps on a batch; it gets fewer where less than a quarter was corrected."""
-    guidance: float = Field(default=1.0, ge=0)
-    """How much further than the hinted base the teacher of a corrected reply goes."""
+    teacher_share: float = Field(default=0.5, ge=0, le=1)
+    """How much of the teacher is the model as trained so far, hinted like the frozen base."""
+    examples: int = Field(default=2, ge=0)
+    """Praised replies to other requests that the teacher is shown before it reads one."""
     max_staleness: int = Field(default=4, ge=0)
     """Turns sampled by a version this many before the live one, or more, are left out."""
     max_tokens: int = Field(default=8192, ge=64)

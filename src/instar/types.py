@@ -343,8 +343,6 @@ class Sample:
     """What the teacher reads: the hinted prompts with the same sampled tokens."""
     hinted_at: tuple[int, ...] = ()
     """Where in `hinted` each trained token is; -1 where it has no teacher. Empty: none has one."""
-    praised: tuple[bool, ...] = ()
-    """Which of `turns` a person was pleased with. Empty: none of them."""
     values: tuple[float | None, ...] = ()
     """Value estimates of the turns when credit was given; empty without a value head."""
     returns: tuple[float | None, ...] = ()
@@ -357,7 +355,7 @@ class Sample:
                 raise ValueError(
                     f"stream {name} has {found} entries for {len(self.at)} trained tokens"
                 )
-        for name in ("values", "returns", "praised"):
+        for name in ("values", "returns"):
             if (found := len(getattr(self, name))) not in (0, len(self.turns)):
                 raise ValueError(f"{name} has {found} entries for {len(self.turns)} turns")
         if len(self.values) != len(self.returns):

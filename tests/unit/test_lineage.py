@@ -211,6 +211,26 @@ async def test_trainable_and_held_out_turns(store: TurnStore, book: VersionBook)
     assert [one.id for one in await book.trainable("anna", share=0.15, limit=3)] == found[10:13]
 
 
+async def test_praised_turns_of_a_line(store: TurnStore, book: VersionBook) -> None:
+    """Only what a version or its ancestors name, so that who is forgotten is not shown."""
+    good = Verdict(score=1)
+    await record(store, "a", "b", "c", "d", "waiting", verdict=good)
+    await record(store, "bad", verdict=Verdict(score=-1))
+    await record(store, "other", owner="ben", session="s9", verdict=good)
+    first = await grow(book, "base", "a", "bad", live=True)
+    second = await grow(book, first, "b", "c", live=True)
+    await grow(book, first, "d")  # a branch that never went live
+    await grow(book, "base", "other", live=True, owner="ben")
+
+    async def found(line: str, limit: int = 9) -> list[str]:
+        return [one.id for one in await book.praised("anna", line=line, limit=limit)]
+
+    assert await found(second) == ["a", "b", "c"]
+    assert await found(second, limit=2) == ["b", "c"]
+    assert await found(first) == ["a"]
+    assert await found("base") == []
+
+
 def test_shares_are_even() -> None:
     drawn = [share_of(f"t{number}") for number in range(4000)]
     assert all(0 <= value < 1 for value in drawn)

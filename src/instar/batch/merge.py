@@ -91,9 +91,6 @@ def _sample(part: Sequence[Credited]) -> Sample:
         ),
         hinted=hinted,
         hinted_at=tuple(hinted_at) if hinted is not None else (),
-        praised=tuple(
-            judged.turn.verdict is not None and judged.turn.verdict.score > 0 for judged, _ in part
-        ),
         values=tuple(credit.value for _, credit in part) if valued else (),
         returns=tuple(credit.target for _, credit in part) if valued else (),
     )

@@ -54,7 +54,6 @@ def join(samples: Sequence[Sample]) -> Sample:
         temperatures=tuple(value for sample in samples for value in sample.temperatures),
         hinted=join_trees(hinted) if hinted else None,
         hinted_at=_hinted_at(samples) if hinted else (),
-        praised=tuple(yes for one in samples for yes in one.praised or (False,) * len(one.turns)),
         values=tuple(v for one in samples for v in one.values or _unknown(one)) if valued else (),
         returns=tuple(v for one in samples for v in one.returns or _unknown(one)) if valued else (),
     )

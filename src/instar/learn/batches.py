@@ -14,6 +14,7 @@ from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
 from instar.judge.hints import teacher_system
 from instar.judge.standing import standing_wishes, with_standing
+from instar.learn.examples import Example, messages_for
 from instar.record.redact import redact_text, redacted_tokens
 from instar.types import Batch, Message, Turn
 
@@ -49,12 +50,14 @@ def hinted_prompt(
     *,
     training: TrainingConfig,
     standing: str | None = None,
+    examples: Sequence[Example] = (),
 ) -> tuple[int, ...] | None:
     """The turn's prompt as the teacher reads it, or None where there is no hint.
 
     `standing` is what the person keeps asking for. It is the hint for a reply that was praised:
     without a teacher there, verdicts alone would go on pulling at replies that are as wanted,
     until nothing is left of them but that. Elsewhere it goes with what was said of the reply.
+    Some of the `examples` come between the hint and the history.
     """
     praised = turn.verdict is not None and turn.verdict.score > 0
     # A person who praises what a judge took for corrected is right: no hint of that turn then.
@@ -66,6 +69,8 @@ def hinted_prompt(
     # What the teacher reads, the policy learns: an address in a hint would be learned with it.
     hint, _ = redact_text(hint, training.redact, patterns=training.redact_patterns)
     messages, moved = with_hint(turn.messages, hint)
+    shown = messages_for(turn, examples, training.examples)
+    messages, moved = [messages[0], *shown, *messages[1:]], moved + len(shown)
     replies = {at + moved: known[name] for at, name in turn.replies if name in known}
     return renderer.render(messages, tools=turn.tools, replies=replies).ids
 

@@ -22,6 +22,7 @@ from instar.batch.render import ChatRenderer
 from instar.config import RolloutConfig, TrainingConfig
 from instar.errors import ModelError
 from instar.learn.batches import Prepared, hinted_prompt, prepare, standing_hint, steps_for
+from instar.learn.examples import NEWEST, Example, Examples
 from instar.learn.gatekeeper import Gatekeeper, Held, with_sessions
 from instar.learn.groups import judged_groups, ready_groups, with_outcome
 from instar.learn.memory import CPU_PASS_TOKENS, give_back
@@ -77,6 +78,7 @@ class Learner:
         self._rollout = rollout or RolloutConfig()
         self._fresh = copy.deepcopy(trainer.state())
         self._holds: tuple[str, str] | None = None
+        self._examples = Examples(trainer, renderer=renderer, training=training)
         self._gate = Gatekeeper(
             trainer,
             training=training,
@@ -195,12 +197,13 @@ class Learner:
             rest = [turn for turn in batch if turn.id not in learned]
             known = await with_sessions(owner, rest, self._turns)
             played = await self._outcomes(owner, rest)
+            examples = await self._shown(owner, live, rest)
             judged = [
                 replace(
                     with_outcome(turn, played[turn.session])
                     if turn.session in played
                     else Judged(turn=turn),
-                    hinted_ids=self._hinted(turn, known),
+                    hinted_ids=self._hinted(turn, known, examples=examples),
                 )
                 for turn in rest
             ]
@@ -304,11 +307,13 @@ class Learner:
         )
         known = await with_sessions(owner, turns, self._turns)
         standing = await self._standing(owner, turns) if training.standing_hints else None
+        live = await self._book.live_name(owner)
+        examples = await self._shown(owner, live, turns[: training.batch_size])
         return [
             Judged(
                 turn=turn,
                 age=age.get(turn.version.rpartition("/")[2], 0),
-                hinted_ids=self._hinted(turn, known, standing),
+                hinted_ids=self._hinted(turn, known, standing, examples),
             )
             for turn in turns
         ]
@@ -335,11 +340,31 @@ class Learner:
         return out
 
     def _hinted(
-        self, turn: Turn, known: dict[str, Turn], standing: str | None = None
+        self,
+        turn: Turn,
+        known: dict[str, Turn],
+        standing: str | None = None,
+        examples: Sequence[Example] = (),
     ) -> tuple[int, ...] | None:
         return hinted_prompt(
-            turn, self._renderer, known, training=self._training, standing=standing
+            turn,
+            self._renderer,
+            known,
+            training=self._training,
+            standing=standing,
+            examples=examples,
         )
+
+    async def _shown(self, owner: str, live: str, batch: Sequence[Turn]) -> list[Example]:
+        """What a teacher of this batch may be shown.
+
+        Only turns that trained the live line or are part of the batch: so each is one that the
+        new version or an ancestor of it names, and is forgotten with.
+        """
+        if not self._training.examples or self._training.method == "binary":
+            return []
+        praised = await self._book.praised(owner, line=live, limit=NEWEST)
+        return await asyncio.to_thread(self._examples.among, [*praised, *batch])
 
     async def _standing(self, owner: str, turns: Sequence[Turn]) -> str | None:
         """Where replies are as wanted, few hints are new: those that were held out count, too."""

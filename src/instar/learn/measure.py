@@ -40,9 +40,7 @@ def corrections(
         if hinted is None or not turn.sampled_ids:
             continue
         if (turn.id, hinted) not in teachers:
-            teachers[turn.id, hinted] = trainer.teacher_of(
-                turn.prompt_ids, hinted_ids=hinted, sampled_ids=turn.sampled_ids
-            )
+            teachers[turn.id, hinted] = trainer.teacher_of(hinted, turn.sampled_ids)
         seen = trainer.against_teacher(
             turn.prompt_ids,
             turn.sampled_ids,

@@ -200,6 +200,21 @@ def held_out(
     return reader.turns_by_seq(connection, seqs)
 
 
+def praised(
+    connection: sa.Connection, owner: str, names: Collection[str], limit: int
+) -> list[Turn]:
+    """The newest turns that pleased and trained one of these versions, oldest first."""
+    query = (
+        sa.select(turns.c.seq)
+        .join(trained, (trained.c.owner == turns.c.owner) & (trained.c.turn == turns.c.id))
+        .where(trained.c.owner == owner, trained.c.version.in_(names))
+        .where(turns.c.score > 0, _may_train(owner), _is_talk())
+        .order_by(turns.c.seq.desc())
+        .limit(limit)
+    )
+    return reader.turns_by_seq(connection, list(connection.scalars(query)))
+
+
 def _may_train(owner: str) -> sa.ColumnElement[bool]:
     return (turns.c.owner == owner) & (turns.c.kind == "main") & (turns.c.no_train == 0)
 

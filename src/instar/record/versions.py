@@ -26,6 +26,9 @@ from instar.record.schema import controls, rebuilds, trained, versions
 from instar.record.store import TurnStore
 from instar.types import BASE_VERSION, Turn, Version
 
+_LATELY = 8
+"""Versions at the end of a line whose turns show what pleases now."""
+
 T = TypeVar("T")
 
 
@@ -159,6 +162,11 @@ class VersionBook:
     ) -> list[Turn]:
         """The newest of the share that is never trained on, oldest first: corrected or praised."""
         return await self._store.read(lambda c: lineage.held_out(c, owner, share, limit, praised))
+
+    async def praised(self, owner: str, *, line: str, limit: int) -> list[Turn]:
+        """The newest turns that pleased and trained one of the last versions of a line."""
+        last = [one.name for one in (await self.line(owner, line))[:_LATELY]]
+        return await self._store.read(lambda c: lineage.praised(c, owner, last, limit))
 
     async def prune(self, owner: str, *, keep: int, named: Collection[str] = ()) -> list[Version]:
         """Give up old versions; returns those whose files may now be removed.

@@ -51,33 +51,16 @@ def logprobs(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Teacher:
-    """What the student is drawn to: the frozen base, which has read a hint."""
+    """What the student is drawn to: a model that has read a hint."""
 
     head: Head
     hinted_MD: Tensor
-    plain_MD: Tensor | None = None
-    """The base without the hint; needed where there is guidance."""
-    guidance_M: Tensor | None = None
-    """Logits are hinted + guidance x (hinted - plain): above 0 the hint counts for more."""
     temperature: float = 1.0
     """In units of the student's own: 1 compares the two at the same temperature."""
 
-    def scaled(
-        self,
-        hinted_CD: Tensor,
-        plain_CD: Tensor | None,
-        guidance_C: Tensor | None,
-        temperatures_C: Tensor,
-    ) -> Tensor:
+    def scaled(self, hinted_CD: Tensor, temperatures_C: Tensor) -> Tensor:
         """Logits at the teacher's temperature."""
-        if plain_CD is None or guidance_C is None or not bool(guidance_C.any()):
-            logits_CV = self.head(hinted_CD).float()
-        elif isinstance(self.head, LinearHead):
-            logits_CV = self.head(_guided(hinted_CD, plain_CD, guidance_C))
-        else:
-            both = self.head(hinted_CD).float(), self.head(plain_CD).float()
-            logits_CV = _guided(*both, guidance_C)
-        return logits_CV / (temperatures_C[:, None] * self.temperature)
+        return self.head(hinted_CD).float() / (temperatures_C[:, None] * self.temperature)
 
     def summary(self, *, targets_M: Tensor, temperatures_M: Tensor, chunk: int) -> Summary | None:
         """The same in fewer numbers, for the forward KL; None where the head is more than linear.
@@ -88,18 +71,11 @@ class Teacher:
             return None
         return linear.summary(
             self.head,
-            _guided(self.hinted_MD, self.plain_MD, self.guidance_M),
+            self.hinted_MD,
             targets_M=targets_M,
             temperatures_M=temperatures_M * self.temperature,
             chunk=chunk,
         )
-
-
-def _guided(hinted: Tensor, plain: Tensor | None, guidance_M: Tensor | None) -> Tensor:
-    """Further from the plain one, in logits or in what they are a product of."""
-    if plain is None or guidance_M is None:
-        return hinted
-    return hinted + guidance_M[:, None] * (hinted - plain)
 
 
 def _reverse(ours_CV: Tensor, theirs_CV: Tensor) -> Tensor:
@@ -173,20 +149,17 @@ def taught(
         temperatures_C: Tensor,
         targets_C: Tensor,
         hinted_CD: Tensor,
-        plain_CD: Tensor | None,
-        guidance_C: Tensor | None,
     ) -> Tensor:
         ours_CV = (head(hidden_CD).float() / temperatures_C[:, None]).log_softmax(1)
         with torch.no_grad():
-            logits_CV = teacher.scaled(hinted_CD, plain_CD, guidance_C, temperatures_C)
-            theirs_CV = logits_CV.log_softmax(1)
+            theirs_CV = teacher.scaled(hinted_CD, temperatures_C).log_softmax(1)
         ours_C, theirs_C = (one.gather(1, targets_C[:, None])[:, 0] for one in (ours_CV, theirs_CV))
         if 0 < top_k < ours_CV.shape[1]:
             ours_CV, theirs_CV = _top(ours_CV, theirs_CV, top_k)
         return torch.stack((ours_C, theirs_C, measure(ours_CV, theirs_CV)), 1)
 
-    theirs = (teacher.hinted_MD, teacher.plain_MD, teacher.guidance_M)
-    found_M3 = _in_chunks(score, chunk, hidden_MD, temperatures_M, targets_M, *theirs)
+    streams = (hidden_MD, temperatures_M, targets_M, teacher.hinted_MD)
+    found_M3 = _in_chunks(score, chunk, *streams)
     ours_M, theirs_M, divergence_M = found_M3.unbind(1)
     return Taught(logprobs_M=ours_M, theirs_M=theirs_M.detach(), divergence_M=divergence_M)
 
@@ -279,13 +252,12 @@ def token_weights(
     return [1.0 / (sizes[turn] * turns) for turn in turn_index]
 
 
-def _in_chunks(score: Callable[..., Tensor], chunk: int, *streams: Tensor | None) -> Tensor:
+def _in_chunks(score: Callable[..., Tensor], chunk: int, *streams: Tensor) -> Tensor:
     """Apply a function to slices; each slice's logits are made again in the backward pass."""
     first = streams[0]
-    assert first is not None
     parts = []
     for at in range(0, first.shape[0], chunk):
-        part = [None if one is None else one[at : at + chunk] for one in streams]
+        part = [one[at : at + chunk] for one in streams]
         if torch.is_grad_enabled() and first.requires_grad:
             parts.append(checkpoint(score, *part, use_reentrant=False))
         else:

@@ -100,22 +100,16 @@ class WeightsReader:
         return [float(part.sum()) for part in torch.split(found_M, sizes)]
 
     @torch.no_grad()
-    def teacher_of(
-        self, prompt_ids: Sequence[int], *, hinted_ids: Sequence[int], sampled_ids: Sequence[int]
-    ) -> losses.Teacher:
-        """What the frozen base thinks of a reply once it has read the hint: it never changes."""
-        # The teacher of the loss: a policy that follows a guided one moves away from the plain one.
-        guidance = self.training.guidance
+    def teacher_of(self, hinted_ids: Sequence[int], sampled_ids: Sequence[int]) -> losses.Teacher:
+        """What the frozen base thinks of a reply once it has read the hint: it never changes.
+
+        Not the teacher of the loss, half of which is the policy: two versions are compared by it.
+        """
         with self.model.frozen() as view:
-
-            def read(prompt: Sequence[int]) -> Tensor:
-                return self.model.hidden(view, path(prompt, sampled_ids))[len(prompt) - 1 : -1]
-
+            hidden_TD = self.model.hidden(view, path(hinted_ids, sampled_ids))
             return losses.Teacher(
                 head=self._head(view),
-                hinted_MD=read(hinted_ids),
-                plain_MD=read(prompt_ids) if guidance else None,
-                guidance_M=self._floats([guidance] * len(sampled_ids)) if guidance else None,
+                hinted_MD=hidden_TD[len(hinted_ids) - 1 : -1],
                 temperature=self.training.teacher_temperature,
             )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from instar.config import TrainingConfig
 from instar.errors import ModelError
 from instar.train import losses
-from instar.train.linear import Summary
-from instar.train.model import Model
+from instar.train.linear import LinearHead, Summary
+from instar.train.model import Model, View
 from instar.train.reading import WeightsReader, path
 from instar.types import Batch, Sample
 
@@ -242,30 +242,37 @@ class TorchTrainer(WeightsReader):
         return loss, {"distill_loss": loss.detach(), "distill_kl_sum": kl}
 
     def _teacher(self, sample: Sample) -> _Lesson | None:
-        """The frozen base before each distilled token, hinted and where wanted without the hint."""
+        """What is said before each distilled token by those that have read the hint."""
         entries = [at for at, weight in enumerate(sample.distill_weights) if weight]
         if not entries or sample.hinted is None:
             return None
-        previous = sample.hinted.previous()
-        hinted_M = self._longs([previous[sample.hinted_at[entry]] for entry in entries])
         at_M = self._longs(entries)
         others = sorted(set(range(len(sample.at))) - set(entries))
-        guidance = self._guidance(sample, entries)
         with self.model.frozen() as view:
             teacher = losses.Teacher(
                 head=self._head(view),
-                hinted_MD=self.model.hidden(view, sample.hinted)[hinted_M],
-                plain_MD=self.model.hidden(view, sample.tree)[self._before(sample)[at_M]]
-                if any(guidance)
-                else None,
-                guidance_M=self._floats(guidance) if any(guidance) else None,
+                hinted_MD=self._hinted(view, sample, entries),
                 temperature=self.training.teacher_temperature,
             )
+            plain = view.lm_head
+        # Of one head, a mean of hidden states has the mean of their logits.
+        share = self.training.teacher_share
+        if share and self.model.policy.lm_head is plain:
+            with self.model.reading() as view:
+                own_MD = self._hinted(view, sample, entries)
+            teacher = replace(teacher, hinted_MD=torch.lerp(teacher.hinted_MD, own_MD, share))
         return _Lesson(
             at_M=at_M,
             others_M=self._longs(others),
             teacher=self._summary(sample, entries, teacher) or teacher,
         )
+
+    def _hinted(self, view: View, sample: Sample, entries: Sequence[int]) -> Tensor:
+        """Hidden states before these trained tokens, where the hint has been read."""
+        assert sample.hinted is not None
+        previous = sample.hinted.previous()
+        before_M = self._longs([previous[sample.hinted_at[entry]] for entry in entries])
+        return self.model.hidden(view, sample.hinted)[before_M]
 
     def _summary(
         self, sample: Sample, entries: Sequence[int], teacher: losses.Teacher
@@ -273,17 +280,13 @@ class TorchTrainer(WeightsReader):
         """What all steps on a batch need of its teacher, made once; None where that is not all."""
         if self.training.divergence != "forward" or self.training.opd_top_k:
             return None
+        if not isinstance(self._head(self.model.policy), LinearHead):
+            return None  # a head that is trained has to be read with its logits
         return teacher.summary(
             targets_M=self._longs([sample.tree.ids[sample.at[entry]] for entry in entries]),
             temperatures_M=self._floats([sample.temperatures[entry] for entry in entries]),
             chunk=self._chunk,
         )
-
-    def _guidance(self, sample: Sample, entries: Sequence[int]) -> list[float]:
-        """Where a reply pleased, a teacher that goes further would only lead off the topic."""
-        praised = sample.praised or (False,) * len(sample.turns)
-        strength = self.training.guidance
-        return [0.0 if praised[sample.turn_index[at]] else strength for at in entries]
 
     def _value_loss(self, sample: Sample, hidden_MD: Tensor) -> Tensor:
         """Summed over turns; estimates are made at the end of a turn's prompt."""
