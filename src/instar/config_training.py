@@ -67,6 +67,8 @@ class TrainingConfig(Section):
     """What a reply that its length limit cut off may earn: nothing good, nothing, or anything."""
     dissent: float = Field(default=0.0, ge=0, le=1)
     """Weight of the teacher on tokens where it wants the opposite of the verdict, in `combine`."""
+    blame: float = Field(default=0.0, ge=0, le=1)
+    """Weight of a correction on tokens that the teacher would rather say too, in `combine`."""
     hint_extraction_model: str | None = None
     """The model that takes hints from next states; by default `evaluation.judge_model`."""
     binary_weight: float = Field(default=1.5, ge=0)

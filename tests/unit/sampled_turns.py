@@ -104,7 +104,12 @@ def tiny_llama(folder: Path, **changes: Any) -> Path:
 def make(folder: Path, **training: Any) -> TorchTrainer:
     """With a loss that is the plain sum of its terms, unless `training` says otherwise."""
     options = {"lora_rank": 4, "lora_alpha": 8, "lora_target_modules": ALL_LINEAR}
-    options |= {"divergence": "reverse", "dissent": 1.0, "teacher_share": 0.0} | training
+    options |= {
+        "divergence": "reverse",
+        "dissent": 1.0,
+        "blame": 1.0,
+        "teacher_share": 0.0,
+    } | training
     trainer = TorchTrainer(folder, TrainingConfig(**options), device="cpu")
     stir(trainer)
     return trainer

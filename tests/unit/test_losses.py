@@ -187,6 +187,18 @@ def test_a_teacher_that_wants_the_opposite_of_a_verdict_weighs_less() -> None:
     assert weights_M.tolist() == [0.25, 1.0, 1.0, 0.25, 1.0]
 
 
+def test_who_corrects_a_reply_does_not_mean_each_of_its_words() -> None:
+    found = losses.Taught(
+        logprobs_M=torch.tensor([-1.0] * 5),
+        theirs_M=torch.tensor([-2.0, -0.5, -2.0, -0.5, -1.0]),
+        divergence_M=torch.zeros(5),
+    )
+    advantages_M = torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0])
+    # Praise stays; of a correction only what the teacher would say less counts in full.
+    assert losses.blamed(advantages_M, found, blame=0.25).tolist() == [1.0, 1.0, -1.0, -0.25, -0.25]
+    assert losses.blamed(advantages_M, found, blame=1.0).tolist() == advantages_M.tolist()
+
+
 def test_student_and_teacher_are_read_in_one_pass(weight_VD: Tensor) -> None:
     hidden_MD = hidden().requires_grad_()
     teacher = losses.Teacher(

@@ -228,6 +228,24 @@ def test_a_praised_token_is_not_pulled_down_by_its_teacher(folder: Path) -> None
             )
 
 
+def test_a_correction_does_not_push_down_what_its_teacher_would_say(folder: Path) -> None:
+    prompt, hinted = [1, 2, 3], [9, 1, 2, 3]
+    plain, seen = make(folder), set()
+    for token in range(4, 10):
+        one = turn("a", prompt, [token])
+        ours = plain.logprobs(prompt, [token])[0]
+        theirs = plain.logprobs(hinted, [token], weights="base")[0]
+        seen.add(theirs > ours)
+        for advantage in (1.0, -1.0):
+            spared = advantage < 0 and theirs > ours
+            batch = batch_of([earned(one, advantage, distill=1.0, hinted=hinted)])
+            heard = batch_of(
+                [earned(one, 0.0 if spared else advantage, distill=1.0, hinted=hinted)]
+            )
+            assert_same(gradients(make(folder, blame=0.0), batch), gradients(plain, heard))
+    assert seen == {True, False}
+
+
 def test_gradient_checkpointing_changes_nothing(folder: Path, trainer: TorchTrainer) -> None:
     batch = batch_of(comb())
     saving = make(folder, gradient_checkpointing=True)

@@ -187,6 +187,16 @@ def agreement(advantages_M: Tensor, found: Taught, *, dissent: float) -> Tensor:
     return torch.where(opposed_M, dissent, 1.0)
 
 
+def blamed(advantages_M: Tensor, found: Taught, *, blame: float) -> Tensor:
+    """Advantages, of which those below zero weigh `blame` where the teacher says as much or more.
+
+    Who corrects a reply does not mean each of its words. Pushed down all the same, good words leave
+    their place to any others, and in the end replies fall apart.
+    """
+    meant_M = found.theirs_M < found.logprobs_M.detach()
+    return torch.where((advantages_M < 0) & ~meant_M, blame * advantages_M, advantages_M)
+
+
 def clipped_kl(kl_M: Tensor, clip: float) -> Tensor:
     """Tokens above the clip are scaled down to it: they weigh less but keep their direction."""
     return kl_M * (clip / kl_M.detach().clamp(min=clip))

@@ -159,7 +159,8 @@ class TorchTrainer(WeightsReader):
         hidden_MD = hidden_TD[self._before(sample)]
         weights_M = self._floats(weights)
         logprobs_M, found = self._read(sample, lesson, hidden_MD)
-        policy, terms = self._policy_loss(sample, logprobs_M, weights_M)
+        advantages_M = self._advantages(sample, lesson, found)
+        policy, terms = self._policy_loss(sample, logprobs_M, advantages_M, weights_M)
         distill, more = self._distill_loss(sample, lesson, found, weights_M)
         value = self._value_loss(sample, hidden_MD) / turns
         loss = policy + distill + self.training.value_weight * value
@@ -202,13 +203,23 @@ class TorchTrainer(WeightsReader):
         order_M = torch.cat((lesson.at_M, lesson.others_M)).argsort()
         return torch.cat((found.logprobs_M, alone_M))[order_M], found
 
+    def _advantages(
+        self, sample: Sample, lesson: _Lesson | None, found: losses.Taught | None
+    ) -> Tensor:
+        """What each trained token is worth, once its teacher has been heard."""
+        advantages_M = self._floats(sample.advantages)
+        if lesson is not None and found is not None:
+            heard_M = losses.blamed(advantages_M[lesson.at_M], found, blame=self.training.blame)
+            advantages_M[lesson.at_M] = heard_M
+        return advantages_M
+
     def _policy_loss(
-        self, sample: Sample, logprobs_M: Tensor, weights_M: Tensor
+        self, sample: Sample, logprobs_M: Tensor, advantages_M: Tensor, weights_M: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         found = losses.policy_loss(
             logprobs_M,
             recorded_M=self._floats(sample.logprobs),
-            advantages_M=self._floats(sample.advantages),
+            advantages_M=advantages_M,
             clip_low=self.training.ppo_clip_ratio,
             clip_high=self.training.ppo_clip_ratio_high,
             ratio_cap=self.training.importance_cap,
