@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from tiny_models import tiny_llama
 
 from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
+from instar.learn import learner
+from instar.learn.examples import Example, Examples
 from instar.learn.learner import Learner
 from instar.publish.gate import Reference
 from instar.publish.versions import VersionFiles
@@ -121,6 +123,30 @@ async def test_no_turn_trains_twice(bench: Bench) -> None:
         seen += outcome.version.turns
     assert len(seen) == len(set(seen))
     assert len(seen) >= 8
+
+
+async def test_a_teacher_is_shown_only_what_its_version_names(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who forgets a session forgets the versions whose teacher was shown it, too."""
+    shown: set[str] = set()
+    plain = learner.hinted_prompt
+
+    def spy(turn: Turn, *args: Any, examples: Sequence[Example], **more: Any) -> Any:
+        shown.update(one.turn for one in examples)
+        return plain(turn, *args, examples=examples, **more)
+
+    monkeypatch.setattr(learner, "hinted_prompt", spy)
+    monkeypatch.setattr(Examples, "_about", lambda *_: 1.0)
+    for number in range(40):
+        await bench.turn(f"{number:03}", score=1 if number % 2 else -1, hint="Be brief.")
+    versions = 0
+    while outcome := await bench.learner.learn("ann"):
+        versions += 1
+        assert shown, "half of each batch pleased"
+        assert shown <= set(await bench.book.turns("ann", outcome.version.name))
+        shown.clear()
+    assert versions >= 4
 
 
 async def test_the_sampled_token_alone_can_be_drawn_to_the_teacher(bench: Bench) -> None:
