@@ -28,9 +28,9 @@ class TrainingConfig(Section):
     warmup_steps: int = Field(default=0, ge=0)
     """Updates over which the learning rate rises from zero."""
     max_steps: int | None = Field(default=None, ge=1)
-    """Updates after which training ends; by default it never does."""
+    """Updates of an owner after which training ends; by default it never does."""
     max_wait_s: float = Field(default=600, ge=0)
-    """Train with fewer than `batch_size` turns once the oldest has waited this long."""
+    """Train with fewer than `batch_size` turns once one to learn from has been ready this long."""
     ppo_clip_ratio: float = Field(default=0.2, gt=0)
     """How far the probability ratio may fall below 1 before the gradient stops."""
     ppo_clip_ratio_high: float = Field(default=0.28, gt=0)
@@ -106,7 +106,7 @@ class TrainingConfig(Section):
     examples: int = Field(default=2, ge=0)
     """Praised replies to other requests that the teacher is shown before it reads one."""
     max_staleness: int = Field(default=4, ge=0)
-    """Turns sampled by a version this many before the live one, or more, are left out."""
+    """Turns sampled by a version more than this many before the live one are left out."""
     max_tokens: int = Field(default=8192, ge=64)
     """Tokens in one forward pass; a longer session is cut between turns."""
     gate_turns: int = Field(default=32, ge=1)

@@ -128,15 +128,21 @@ async def test_no_turn_trains_twice(bench: Bench) -> None:
 async def test_a_teacher_is_shown_only_what_its_version_names(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who forgets a session forgets the versions whose teacher was shown it, too."""
+    """Who forgets a session forgets the versions whose teacher read of it, too."""
     shown: set[str] = set()
+    standing = learner.standing_hint
     plain = learner.hinted_prompt
 
     def spy(turn: Turn, *args: Any, examples: Sequence[Example], **more: Any) -> Any:
         shown.update(one.turn for one in examples)
         return plain(turn, *args, examples=examples, **more)
 
+    def told(turns: Sequence[Turn]) -> str | None:
+        shown.update(one.id for one in turns)
+        return standing(turns)
+
     monkeypatch.setattr(learner, "hinted_prompt", spy)
+    monkeypatch.setattr(learner, "standing_hint", told)
     monkeypatch.setattr(Examples, "_about", lambda *_: 1.0)
     for number in range(40):
         await bench.turn(f"{number:03}", score=1 if number % 2 else -1, hint="Be brief.")
@@ -221,13 +227,33 @@ async def test_turns_that_are_too_old_do_not_stand_in_the_way(bench: Bench) -> N
     assert outcome.metrics["stale"] > 32
 
 
-async def test_too_few_turns_wait_until_the_oldest_has_waited_long(bench: Bench) -> None:
-    training = TRAINING.model_copy(update={"max_wait_s": 1e12})
-    patient = Bench(bench.home, bench.store, training)
-    await patient.many(3)
-    assert await patient.learner.learn("ann") is None
-    # The turns are of the year 2001: longer than the default wait.
-    assert await bench.learner.learn("ann") is not None
+async def test_too_few_turns_wait_until_one_that_teaches_was_ready_for_long(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The turns are of the year 2001; what counts is since when there is something to learn."""
+    now = 1e6
+    monkeypatch.setattr(learner.time, "monotonic", lambda: now)
+    for number in range(3):
+        await bench.turn(f"{number:03}", score=0)
+    assert await bench.learner.learn("ann") is None
+    now += TRAINING.max_wait_s
+    assert await bench.learner.learn("ann") is None, "neutral turns teach nothing"
+    await bench.many(2, first=10)
+    assert await bench.learner.learn("ann") is None, "these are new"
+    assert await bench.learner.learn("ben") is None
+    now += TRAINING.max_wait_s
+    outcome = await bench.learner.learn("ann")
+    assert outcome is not None
+    assert outcome.metrics["turns"] == 2
+
+
+async def test_training_ends_after_as_many_updates_as_are_wanted(bench: Bench) -> None:
+    short = Bench(bench.home, bench.store, TRAINING.model_copy(update={"max_steps": 2}))
+    await short.many(30)
+    done = 0
+    while await short.learner.learn("ann"):
+        done += 1
+    assert done == 2
 
 
 async def test_a_new_process_goes_on_exactly_where_the_old_one_was(bench: Bench) -> None:
@@ -261,7 +287,16 @@ async def test_a_candidate_left_without_a_report_is_gated_at_the_next_start(
         await bench.learner.learn("ann")
     assert await bench.book.live_name("ann") == "base"
     resumed = bench.again()
+    asked: list[Any] = []
+    decide = resumed._gate.decide
+    monkeypatch.setattr(
+        resumed._gate,
+        "decide",
+        lambda *a, **more: asked.append(more["batch"]) or decide(*a, **more),
+    )
     (outcome,) = await resumed.finish("ann")
+    names = {one.turn for one in asked[0]}
+    assert names == set(await bench.book.turns("ann", "v1")), "its verdicts are looked at again"
     assert outcome.report.accepted
     assert await bench.book.live_name("ann") == "v1"
     assert goes_on(resumed, "v1", steps=1)
@@ -329,7 +364,9 @@ async def test_a_held_out_verdict_that_changes_counts_as_it_is_now(bench: Bench)
     assert await good() == {name: name == changed for name in before}
 
 
-async def test_forgetting_a_session_rebuilds_the_line_without_it(bench: Bench) -> None:
+async def test_forgetting_a_session_rebuilds_the_line_without_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await bench.many(16)
     await bench.learner.learn("ann")
     await bench.learner.learn("ann")
@@ -341,7 +378,11 @@ async def test_forgetting_a_session_rebuilds_the_line_without_it(bench: Bench) -
         [turn for name in batch if (turn := await bench.store.turn("ann", name)) is not None]
         for batch in rebuild.batches
     ]
+    standing: list[str | None] = []
+    hinted = bench.learner._hinted
+    monkeypatch.setattr(bench.learner, "_hinted", lambda *a: standing.append(a[2]) or hinted(*a))
     outcomes = await bench.learner.relearn("ann", batches)
+    assert set(standing) == {"Answer in one word."}, "the same teacher as the first time"
     assert [one.report.accepted for one in outcomes] == [True, True]
     live = await bench.book.live_name("ann")
     learned = await bench.book.turns("ann", live)

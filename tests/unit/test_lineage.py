@@ -211,23 +211,25 @@ async def test_trainable_and_held_out_turns(store: TurnStore, book: VersionBook)
     assert [one.id for one in await book.trainable("anna", share=0.15, limit=3)] == found[10:13]
 
 
-async def test_praised_turns_of_a_line(store: TurnStore, book: VersionBook) -> None:
+async def test_what_was_told_in_a_line(store: TurnStore, book: VersionBook) -> None:
     """Only what a version or its ancestors name, so that who is forgotten is not shown."""
     good = Verdict(score=1)
     await record(store, "a", "b", "c", "d", "waiting", verdict=good)
     await record(store, "bad", verdict=Verdict(score=-1))
+    await record(store, "hinted", verdict=Verdict(score=-1), hint=Hint(text="Be brief."))
     await record(store, "other", owner="ben", session="s9", verdict=good)
-    first = await grow(book, "base", "a", "bad", live=True)
+    first = await grow(book, "base", "a", "bad", "hinted", live=True)
     second = await grow(book, first, "b", "c", live=True)
     await grow(book, first, "d")  # a branch that never went live
     await grow(book, "base", "other", live=True, owner="ben")
 
     async def found(line: str, limit: int = 9) -> list[str]:
-        return [one.id for one in await book.praised("anna", line=line, limit=limit)]
+        return [one.id for one in await book.told("anna", line=line, limit=limit)]
 
-    assert await found(second) == ["a", "b", "c"]
-    assert await found(second, limit=2) == ["b", "c"]
-    assert await found(first) == ["a"]
+    assert await found(second) == ["a", "b", "c", "hinted"]
+    assert await found(second, limit=2) == ["c", "hinted"]
+    assert await found(first) == ["a", "hinted"]
+    assert [one.id for one in await book.turns_in("anna", second)] == ["b", "c"]
     assert await found("base") == []
 
 

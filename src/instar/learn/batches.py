@@ -80,6 +80,12 @@ def standing_hint(turns: Sequence[Turn]) -> str | None:
     return standing_wishes([turn.hint.text for turn in turns if turn.hint is not None])
 
 
+def teaches(one: Judged) -> bool:
+    """Whether there is something to learn from a turn, be it praise, blame or a hint."""
+    verdict = one.turn.verdict
+    return one.hinted_ids is not None or (verdict is not None and verdict.score != 0)
+
+
 def settings_of(training: TrainingConfig) -> CreditSettings:
     return CreditSettings(
         gamma=training.gamma,

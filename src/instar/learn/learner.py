@@ -21,8 +21,15 @@ from instar.batch.credit import Judged
 from instar.batch.render import ChatRenderer
 from instar.config import RolloutConfig, TrainingConfig
 from instar.errors import ModelError
-from instar.learn.batches import Prepared, hinted_prompt, prepare, standing_hint, steps_for
-from instar.learn.examples import NEWEST, Example, Examples
+from instar.learn.batches import (
+    Prepared,
+    hinted_prompt,
+    prepare,
+    standing_hint,
+    steps_for,
+    teaches,
+)
+from instar.learn.examples import Example, Examples
 from instar.learn.gatekeeper import Gatekeeper, Held, with_sessions
 from instar.learn.groups import judged_groups, ready_groups, with_outcome
 from instar.learn.memory import CPU_PASS_TOKENS, give_back
@@ -35,6 +42,9 @@ from instar.train.step import TorchTrainer
 from instar.types import BASE_VERSION, Attempt, Turn, Version
 
 log = logging.getLogger("instar.learn")
+
+_TOLD = 128
+"""The newest turns of a line that say what a person wants."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +88,8 @@ class Learner:
         self._rollout = rollout or RolloutConfig()
         self._fresh = copy.deepcopy(trainer.state())
         self._holds: tuple[str, str] | None = None
+        self._ready: dict[str, dict[str, float]] = {}
+        """By owner: since when turns that teach something have been waiting."""
         self._examples = Examples(trainer, renderer=renderer, training=training)
         self._gate = Gatekeeper(
             trainer,
@@ -92,6 +104,9 @@ class Learner:
 
     async def learn(self, owner: str) -> Outcome | None:
         """One update for this owner, if enough of their turns are ready or have waited long."""
+        most = self._training.max_steps
+        if most is not None and len(await self._book.versions(owner)) >= most:
+            return None
         return await self._learn_talk(owner) or await self._learn_groups(owner)
 
     async def _learn_talk(self, owner: str) -> Outcome | None:
@@ -101,9 +116,7 @@ class Learner:
         judged = await self._judged(owner, age, stale)
         if not judged:
             return None
-        oldest = min(one.turn.created for one in judged)
-        waited = time.time() - oldest >= self._training.max_wait_s
-        at_least = 1 if waited else self._training.batch_size
+        at_least = 1 if self._have_waited(owner, judged) else self._training.batch_size
         if len(judged) < at_least:
             return None
         live = await self._book.live_name(owner)
@@ -114,6 +127,17 @@ class Learner:
         counts = {**prepared.batch.counts, "stale": await self._book.count_stale(owner, stale)}
         prepared = replace(prepared, batch=replace(prepared.batch, counts=counts))
         return await self._update(owner, live, prepared)
+
+    def _have_waited(self, owner: str, judged: Sequence[Judged]) -> bool:
+        """Whether one that teaches something has been ready for long.
+
+        Ready, not said: a person who answers after an hour has only now begun to correct.
+        """
+        teach = [one.turn.id for one in judged if teaches(one)]
+        now = time.monotonic()
+        before = self._ready.get(owner, {})
+        since = self._ready[owner] = {name: before.get(name, now) for name in teach}
+        return any(now - at >= self._training.max_wait_s for at in since.values())
 
     async def _learn_groups(self, owner: str) -> Outcome | None:
         """From attempts at tasks: whole groups, as many as make a round."""
@@ -177,8 +201,17 @@ class Learner:
         except ModelError as error:
             await self._book.note_gate(owner, version.name, _refused(live, version.name, error))
             return None
+        turns = await self._book.turns_in(owner, version.name)
+        known = await with_sessions(owner, turns, self._turns)
         report = await asyncio.to_thread(
-            self._gate.decide, version.name, live, old=old, new=new, answers=answers, held=held
+            self._gate.decide,
+            version.name,
+            live,
+            old=old,
+            new=new,
+            answers=answers,
+            held=held,
+            batch=await asyncio.to_thread(self._gate.fits, turns, known, held),
         )
         await self._publish(version, report, live)
         return Outcome(version=version, report=report, metrics={}, seconds=0.0)
@@ -197,13 +230,13 @@ class Learner:
             rest = [turn for turn in batch if turn.id not in learned]
             known = await with_sessions(owner, rest, self._turns)
             played = await self._outcomes(owner, rest)
-            examples = await self._shown(owner, live, rest)
+            standing, examples = (None, []) if played else await self._told(owner, live, rest)
             judged = [
                 replace(
                     with_outcome(turn, played[turn.session])
                     if turn.session in played
                     else Judged(turn=turn),
-                    hinted_ids=self._hinted(turn, known, examples=examples),
+                    hinted_ids=self._hinted(turn, known, standing, examples),
                 )
                 for turn in rest
             ]
@@ -306,9 +339,8 @@ class Learner:
             owner, share=training.holdout_share, limit=8 * training.batch_size, stale=stale
         )
         known = await with_sessions(owner, turns, self._turns)
-        standing = await self._standing(owner, turns) if training.standing_hints else None
         live = await self._book.live_name(owner)
-        examples = await self._shown(owner, live, turns[: training.batch_size])
+        standing, examples = await self._told(owner, live, turns[: training.batch_size])
         return [
             Judged(
                 turn=turn,
@@ -355,23 +387,22 @@ class Learner:
             examples=examples,
         )
 
-    async def _shown(self, owner: str, live: str, batch: Sequence[Turn]) -> list[Example]:
-        """What a teacher of this batch may be shown.
+    async def _told(
+        self, owner: str, live: str, batch: Sequence[Turn]
+    ) -> tuple[str | None, list[Example]]:
+        """What a person keeps asking for, and what a teacher of this batch may be shown.
 
-        Only turns that trained the live line or are part of the batch: so each is one that the
-        new version or an ancestor of it names, and is forgotten with.
+        Only from turns that trained the live line or are part of the batch: so each is one that the
+        new version or an ancestor of it names, and is forgotten with; and none is held out.
         """
-        if not self._training.examples or self._training.method == "binary":
-            return []
-        praised = await self._book.praised(owner, line=live, limit=NEWEST)
-        return await asyncio.to_thread(self._examples.among, [*praised, *batch])
-
-    async def _standing(self, owner: str, turns: Sequence[Turn]) -> str | None:
-        """Where replies are as wanted, few hints are new: those that were held out count, too."""
-        held = await self._book.held_out(
-            owner, share=self._training.holdout_share, limit=self._training.gate_turns
-        )
-        return standing_hint([*held, *turns])
+        training = self._training
+        if training.method == "binary":
+            return None, []
+        told = [*await self._book.told(owner, line=live, limit=_TOLD), *batch]
+        standing = standing_hint(told) if training.standing_hints else None
+        if not training.examples:
+            return standing, []
+        return standing, await asyncio.to_thread(self._examples.among, told)
 
     async def _ages(self, owner: str) -> dict[str, int]:
         """How many versions of the live line came after each."""

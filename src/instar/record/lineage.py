@@ -200,19 +200,29 @@ def held_out(
     return reader.turns_by_seq(connection, seqs)
 
 
-def praised(
-    connection: sa.Connection, owner: str, names: Collection[str], limit: int
-) -> list[Turn]:
-    """The newest turns that pleased and trained one of these versions, oldest first."""
+def told(connection: sa.Connection, owner: str, names: Collection[str], limit: int) -> list[Turn]:
+    """The newest turns with a hint or praise that trained one of these versions, oldest first."""
     query = (
-        sa.select(turns.c.seq)
-        .join(trained, (trained.c.owner == turns.c.owner) & (trained.c.turn == turns.c.id))
-        .where(trained.c.owner == owner, trained.c.version.in_(names))
-        .where(turns.c.score > 0, _may_train(owner), _is_talk())
+        _in_versions(owner, names)
+        .where(_is_telling(), _may_train(owner), _is_talk())
         .order_by(turns.c.seq.desc())
         .limit(limit)
     )
     return reader.turns_by_seq(connection, list(connection.scalars(query)))
+
+
+def turns_in(connection: sa.Connection, owner: str, name: str) -> list[Turn]:
+    """The turns that trained a version directly and are still there, oldest first."""
+    query = _in_versions(owner, [name])
+    return reader.turns_by_seq(connection, list(connection.scalars(query)))
+
+
+def _in_versions(owner: str, names: Collection[str]) -> sa.Select[tuple[int]]:
+    return (
+        sa.select(turns.c.seq)
+        .join(trained, (trained.c.owner == turns.c.owner) & (trained.c.turn == turns.c.id))
+        .where(trained.c.owner == owner, trained.c.version.in_(names))
+    )
 
 
 def _may_train(owner: str) -> sa.ColumnElement[bool]:

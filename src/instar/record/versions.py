@@ -27,7 +27,7 @@ from instar.record.store import TurnStore
 from instar.types import BASE_VERSION, Turn, Version
 
 _LATELY = 8
-"""Versions at the end of a line whose turns show what pleases now."""
+"""Versions at the end of a line whose turns say what a person wants now."""
 
 T = TypeVar("T")
 
@@ -163,10 +163,14 @@ class VersionBook:
         """The newest of the share that is never trained on, oldest first: corrected or praised."""
         return await self._store.read(lambda c: lineage.held_out(c, owner, share, limit, praised))
 
-    async def praised(self, owner: str, *, line: str, limit: int) -> list[Turn]:
-        """The newest turns that pleased and trained one of the last versions of a line."""
+    async def told(self, owner: str, *, line: str, limit: int) -> list[Turn]:
+        """The newest turns with a hint or praise that trained the last versions of a line."""
         last = [one.name for one in (await self.line(owner, line))[:_LATELY]]
-        return await self._store.read(lambda c: lineage.praised(c, owner, last, limit))
+        return await self._store.read(lambda c: lineage.told(c, owner, last, limit))
+
+    async def turns_in(self, owner: str, name: str) -> list[Turn]:
+        """The turns that trained this version and no ancestor, as far as they are still there."""
+        return await self._store.read(lambda c: lineage.turns_in(c, owner, name))
 
     async def prune(self, owner: str, *, keep: int, named: Collection[str] = ()) -> list[Version]:
         """Give up old versions; returns those whose files may now be removed.
