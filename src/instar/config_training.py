@@ -78,7 +78,7 @@ class TrainingConfig(Section):
     step_weight: float = Field(default=0.0, ge=0)
     """Weight of the judge's verdict on a step beside the reward of the attempt it is part of."""
     use_lora: bool = True
-    """Train an adapter; otherwise all weights."""
+    """Train an adapter; otherwise all linear layers, published as an adapter of full rank."""
     lora_rank: int = Field(default=16, ge=1)
     """Rank of the adapter."""
     lora_alpha: float = Field(default=32, gt=0)

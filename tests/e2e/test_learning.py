@@ -116,6 +116,19 @@ async def test_a_batch_becomes_a_live_version_with_its_lineage(bench: Bench) -> 
     assert tuple(manifest["turns"]) == tuple(trained)
 
 
+async def test_all_layers_can_be_trained_and_published(bench: Bench) -> None:
+    options = {"use_lora": False, "learning_rate": 1e-4}
+    full = Bench(bench.home, bench.store, TRAINING.model_copy(update=options))
+    await full.many(16)
+    for name in ("v1", "v2"):
+        outcome = await full.learner.learn("ann")
+        assert outcome is not None
+        assert outcome.report.accepted, outcome.report.text()
+        assert await full.book.live_name("ann") == name
+    resumed = full.again()
+    assert goes_on(resumed, "v2", steps=2)
+
+
 async def test_no_turn_trains_twice(bench: Bench) -> None:
     await bench.many(12)
     seen: list[str] = []

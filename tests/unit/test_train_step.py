@@ -20,7 +20,6 @@ from sampled_turns import chain, comb, earned, make, stir, tiny_llama, turn
 from instar.batch.credit import Credit, Judged
 from instar.batch.merge import merge, temperature_of
 from instar.batch.pack import pack
-from instar.config import TrainingConfig
 from instar.errors import ModelError
 from instar.train.step import TorchTrainer
 from instar.types import Batch
@@ -351,24 +350,42 @@ def test_the_value_head_learns_returns_and_leaves_the_policy_alone(folder: Path)
     assert trainer.logprobs([1, 2, 3], [4, 5]) == spoken
 
 
-def test_full_fine_tuning_keeps_a_frozen_teacher(folder: Path, tmp_path: Path) -> None:
-    trainer = make(folder, use_lora=False, learning_rate=1e-3)
+def test_full_fine_tuning_keeps_a_frozen_teacher_and_is_an_adapter_of_full_rank(
+    folder: Path, tmp_path: Path
+) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    trainer = make(folder, use_lora=False, learning_rate=1e-3, divergence="forward")
     base = trainer.logprobs([1, 2], [3, 4], weights="base")
     one = turn("f", [1, 2], [3, 4])
     trainer.step(batch_of([earned(one, 1.0, distill=1.0, hinted=[9, 1, 2])]))
     assert trainer.logprobs([1, 2], [3, 4], weights="base") == base
-    trainer.save_adapter(tmp_path / "whole")
-    again = TorchTrainer(tmp_path / "whole", TrainingConfig(use_lora=False), device="cpu")
-    assert again.logprobs([1, 2], [3, 4]) == pytest.approx(
-        trainer.logprobs([1, 2], [3, 4]), abs=1e-6
-    )
+    learned = trainer.logprobs([1, 2], [3, 4])
+    assert learned != pytest.approx(base, abs=1e-3)
+    trainer.save_adapter(tmp_path)
+    again = make(folder, use_lora=False)
+    again.load_adapter(tmp_path)
+    assert again.logprobs([1, 2], [3, 4]) == pytest.approx(learned, abs=1e-5)
+    # And PEFT reads it as it reads any adapter.
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    read = PeftModel.from_pretrained(plain, tmp_path)
+    with torch.no_grad():
+        logprobs_TV = read(torch.tensor([[1, 2, 3, 4]])).logits[0].log_softmax(1)
+    found = [float(logprobs_TV[at, token]) for at, token in ((1, 3), (2, 4))]
+    assert found == pytest.approx(learned, abs=1e-4)
+    with pytest.raises(ModelError, match="same rank"):
+        make(folder).load_adapter(tmp_path)
 
 
-def test_a_saved_adapter_is_served_as_it_was_trained(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("use_lora", [True, False])
+def test_a_saved_adapter_is_served_as_it_was_trained(
+    folder: Path, tmp_path: Path, use_lora: bool
+) -> None:
     from instar.backends.torch_lora import read_adapter
     from instar.backends.torch_model import Work, open_model
 
-    trainer = make(folder, learning_rate=0.01)
+    trainer = make(folder, learning_rate=0.01 if use_lora else 1e-3, use_lora=use_lora)
     for _ in range(3):
         trainer.step(batch_of(chain()))
     trainer.save_adapter(tmp_path)

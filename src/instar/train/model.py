@@ -1,4 +1,4 @@
-"""The model that is trained: a base folder, loaded once, with a LoRA adapter or all its weights.
+"""The model that is trained: a base folder, with a LoRA adapter or all its linear layers.
 
 It reads token trees and gives hidden states; the head that makes logits of them is applied by
 the losses, a chunk at a time. The base as it was before any training stays at hand as `frozen`.
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from instar.config import TrainingConfig
 from instar.errors import ModelError
-from instar.train import attention, fused, lora
+from instar.train import attention, fused, lora, whole
 from instar.types import Tree
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -69,6 +69,8 @@ class Model:
         self._frozen_copy: Any = None
         base = self._open()
         self.peft: Any = _with_adapter(base, training, seed) if training.use_lora else None
+        if self.peft is None:
+            whole.choose(base)
         self._base = base
         self._lean = (
             [] if self.peft is None else lora.make_lean(self.peft, dropout=training.lora_dropout)
@@ -81,6 +83,10 @@ class Model:
     @property
     def policy(self) -> View:
         return _view(self._base)
+
+    @property
+    def trains_head(self) -> bool:
+        return any(one.requires_grad for one in self.policy.lm_head.parameters())
 
     @property
     def hidden_size(self) -> int:
@@ -99,9 +105,7 @@ class Model:
         """The base as it was loaded, without gradients and dropout."""
         with torch.no_grad():
             if self.peft is None:
-                # All weights change, so the base has to be loaded a second time.
-                self._frozen_copy = self._frozen_copy or self._open().eval()
-                yield _view(self._frozen_copy)
+                yield _view(self._untouched())
                 return
             alone = lora.resting(self._lean) if self._lean else self.peft.disable_adapter()
             with self.reading() as view, alone:
@@ -139,10 +143,10 @@ class Model:
         return torch.autocast(self.device.type, self.dtype)
 
     def save(self, folder: Path) -> None:
-        """PEFT's folder form of the adapter, or the whole model where all of it is trained."""
+        """PEFT's folder form of the adapter, or of what changed where all layers are trained."""
         folder.mkdir(parents=True, exist_ok=True)
         if self.peft is None:
-            self._base.save_pretrained(folder)
+            whole.save(self._base, self._untouched(), folder, WEIGHTS_FILE)
             return
         from peft import get_peft_model_state_dict
         from safetensors.torch import save_file
@@ -158,7 +162,8 @@ class Model:
     def load_adapter(self, folder: Path) -> None:
         """Go on from an adapter that `save` wrote."""
         if self.peft is None:
-            raise ModelError(f"{folder} holds an adapter, but all weights are trained here.")
+            whole.load(self._base, self._untouched(), folder, WEIGHTS_FILE)
+            return
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
         from safetensors.torch import load_file
 
@@ -170,6 +175,12 @@ class Model:
                 "same rank and target modules: lora_rank and lora_target_modules must not change."
             )
         set_peft_model_state_dict(self.peft, tensors)
+
+    def _untouched(self) -> Any:
+        """The base beside a model whose own layers change: it has to be loaded a second time."""
+        if self._frozen_copy is None:
+            self._frozen_copy = self._open().eval().requires_grad_(False)
+        return self._frozen_copy
 
     def _open(self) -> Any:
         from transformers import AutoModelForCausalLM

@@ -265,10 +265,9 @@ class TorchTrainer(WeightsReader):
                 hinted_MD=self._hinted(view, sample, entries),
                 temperature=self.training.teacher_temperature,
             )
-            plain = view.lm_head
         # Of one head, a mean of hidden states has the mean of their logits.
         share = self.training.teacher_share
-        if share and self.model.policy.lm_head is plain:
+        if share and not self.model.trains_head:
             with self.model.reading() as view:
                 own_MD = self._hinted(view, sample, entries)
             teacher = replace(teacher, hinted_MD=torch.lerp(teacher.hinted_MD, own_MD, share))

@@ -1,0 +1,100 @@
+"""All linear layers trained as they are, and published as an adapter that says what changed.
+
+Engines take versions as LoRA adapters. A change of full rank is one, too: the change itself beside
+an identity, the same up to rounding and somewhat larger than the weights. Embeddings, head and norms
+stay as they were, since no adapter could tell of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from instar.errors import ModelError
+
+_KEY = "base_model.model.{name}.lora_{half}.weight"
+
+
+def linears(model: Any) -> dict[str, nn.Linear]:
+    """What is trained, by name."""
+    head = model.get_output_embeddings()
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head
+    }
+
+
+def choose(model: Any) -> None:
+    """Leave nothing but linear layers to be trained."""
+    model.requires_grad_(False)
+    for module in linears(model).values():
+        module.weight.requires_grad_(True)
+
+
+@torch.no_grad()
+def save(model: Any, base: Any, folder: Path, file: str) -> None:
+    """The change from the base, in PEFT's folder form."""
+    from peft import LoraConfig
+
+    before = linears(base)
+    tensors: dict[str, Tensor] = {}
+    ranks: dict[str, int] = {}
+    for name, module in linears(model).items():
+        change = (module.weight.float() - before[name].weight.float()).cpu()
+        down, up = _factors(change)
+        ranks[name] = len(down)
+        tensors[_KEY.format(name=name, half="A")] = down
+        tensors[_KEY.format(name=name, half="B")] = up
+    largest = max(ranks.values())
+    config = LoraConfig(
+        r=largest,
+        lora_alpha=largest,
+        rank_pattern={name: rank for name, rank in ranks.items() if rank != largest},
+        target_modules=sorted(ranks),
+        task_type="CAUSAL_LM",
+        inference_mode=True,
+        base_model_name_or_path=str(base.config.name_or_path),
+    )
+    for name, rank in ranks.items():
+        # An adapter is applied as alpha / rank of its product.
+        tensors[_KEY.format(name=name, half="B")] *= rank / largest
+    config.save_pretrained(str(folder))
+    save_file(tensors, folder / file, metadata={"format": "pt"})
+
+
+@torch.no_grad()
+def load(model: Any, base: Any, folder: Path, file: str) -> None:
+    """Bring a model to where `save` found it."""
+    tensors = load_file(folder / file)
+    before, layers = linears(base), linears(model)
+    names = {_KEY.format(name=name, half=half) for name in layers for half in "AB"}
+    if tensors.keys() != names:
+        odd = sorted(tensors.keys() ^ names)[0]
+        raise ModelError(
+            f"The version in {folder} was not trained with training.use_lora off: {odd} is in one of "
+            "the two only. Expected a change of every linear layer."
+        )
+    changes = {name: _product(tensors, name) for name in layers}
+    largest = max(min(change.shape) for change in changes.values())
+    for name, module in layers.items():
+        change = changes[name] * (largest / min(changes[name].shape))
+        weight = before[name].weight.float() + change.to(module.weight.device)
+        module.weight.copy_(weight)
+
+
+def _factors(change: Tensor) -> tuple[Tensor, Tensor]:
+    """(down, up) with the change as their product; one of the two is an identity."""
+    outputs, inputs = change.shape
+    if inputs <= outputs:
+        return torch.eye(inputs), change.contiguous()
+    return change.contiguous(), torch.eye(outputs)
+
+
+def _product(tensors: dict[str, Tensor], name: str) -> Tensor:
+    up, down = (tensors[_KEY.format(name=name, half=half)] for half in "BA")
+    return up @ down
