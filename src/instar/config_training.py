@@ -87,6 +87,8 @@ class TrainingConfig(Section):
     """Dropout in the adapter. Above 0 the trained log-probs differ from the served ones."""
     lora_target_modules: list[str] = Field(default_factory=lambda: ["all-linear"], min_length=1)
     """The layers that get an adapter, or `all-linear`."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the trained model: by default bfloat16 on a GPU and float32 on a CPU."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     clip_grad_norm: float = Field(default=1.0, gt=0)

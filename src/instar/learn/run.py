@@ -89,7 +89,7 @@ def make_learner(config: Config, home: Path, folder: Path, store: TurnStore) -> 
     wanted = training.gate_references
     step = max(1, len(every) // wanted) if wanted else 1
     return Learner(
-        TorchTrainer(folder, training),
+        TorchTrainer(folder, training, dtype=training.dtype),
         training=training,
         renderer=ChatRenderer.from_folder(
             folder, tokenizer=config.model.tokenizer_path, tool_parser=config.gateway.tool_parser

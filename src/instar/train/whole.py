@@ -1,8 +1,8 @@
 """All linear layers trained as they are, and published as an adapter that says what changed.
 
 Engines take versions as LoRA adapters. A change of full rank is one, too: the change itself beside
-an identity, the same up to rounding and somewhat larger than the weights. Embeddings, head and norms
-stay as they were, since no adapter could tell of them.
+an identity, the same up to rounding and somewhat larger than the weights. Embeddings, head and
+norms stay as they were, since no adapter could tell of them.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def load(model: Any, base: Any, folder: Path, file: str) -> None:
     if tensors.keys() != names:
         odd = sorted(tensors.keys() ^ names)[0]
         raise ModelError(
-            f"The version in {folder} was not trained with training.use_lora off: {odd} is in one of "
-            "the two only. Expected a change of every linear layer."
+            f"The version in {folder} was not trained with training.use_lora off: {odd} is in one "
+            "of the two only. Expected a change of every linear layer."
         )
     changes = {name: _product(tensors, name) for name in layers}
     largest = max(min(change.shape) for change in changes.values())
