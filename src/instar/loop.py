@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ from instar.errors import ConfigError, StoreError
 from instar.gateway.app import Deps, create_app
 from instar.gateway.attempts import AttemptDesk
 from instar.gateway.auth import Access
+from instar.gateway.idle import IdleSessions
 from instar.gateway.metrics import Metrics
 from instar.gateway.serve import TurnServer
 from instar.gateway.sessions import SessionBook
@@ -36,6 +37,7 @@ from instar.publish.swap import VersionFollower
 from instar.publish.versions import VersionFiles
 from instar.record.attempts import AttemptBook
 from instar.record.feedback import give_feedback
+from instar.record.keys import PREFIX as KEY_PREFIX
 from instar.record.keys import Keys
 from instar.record.store import TurnStore, open_store
 from instar.record.versions import VersionBook
@@ -49,6 +51,8 @@ log = logging.getLogger("instar")
 
 _SWEEP_S = 5.0
 _STATUS_S = 0.5
+_COUNT_S = 2.0
+"""How long the board waits for the store before it says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +71,12 @@ class Status:
     waiting: int = 0
     lost: int = 0
     late: int = 0
+    lost_states: int = 0
+    """Next states that were never written."""
+    read_errors: int = 0
+    """Histories that could not be looked up."""
+    trouble: str = ""
+    """Why the store cannot be read; sessions and turns are then those of before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +92,10 @@ class System:
     sessions: SessionBook
     metrics: Metrics
 
-    async def status(self, state: str, address: str) -> Status:
+    def status(
+        self, state: str, address: str, *, counts: Mapping[str, int], trouble: str = ""
+    ) -> Status:
         info = self.engine.info
-        counts = await self.store.counts()
         stats = engine_stats(self.engine)
         return Status(
             state=state,
@@ -92,13 +103,16 @@ class System:
             model=info.model,
             engine=f"{self.config.engine.type} on {info.device}",
             version=self.versions.summary(),
-            sessions=counts["sessions"],
-            turns=counts["turns"],
+            sessions=counts.get("sessions", 0),
+            turns=counts.get("turns", 0),
             tokens_per_s=self.metrics.rate.value(),
             running=self.server.running,
             waiting=int(stats.get("waiting", 0)),
             lost=self.store.lost,
             late=self.store.late,
+            lost_states=self.store.lost_states,
+            read_errors=self.store.read_errors,
+            trouble=trouble,
         )
 
 
@@ -118,16 +132,16 @@ async def serve(
         address = address_of(listener, config.gateway.host)
         web = web_server(system.app, drain_s=config.gateway.drain_s)
         task = asyncio.ensure_future(web.serve(sockets=[listener]))
-        watch = asyncio.ensure_future(_watch(system, address, on_status))
+        watch = _Watch(system, address, on_status)
+        watching = asyncio.ensure_future(watch.run())
         try:
             halt = asyncio.ensure_future(stop.wait())
             await asyncio.wait({task, halt}, return_when=asyncio.FIRST_COMPLETED)
             halt.cancel()
         finally:
-            watch.cancel()
+            watching.cancel()
             web.should_exit = True
-            with suppress(StoreError):
-                on_status(await system.status("stopping", address))
+            await watch.show("stopping")
             await system.server.drain(config.gateway.drain_s)
             with suppress(asyncio.CancelledError):
                 await task
@@ -242,12 +256,6 @@ def _assemble(
         sessions.drop(owner, name)
         return await store.close_session(owner, name, time.time())
 
-    def refresh() -> None:
-        metrics.lost.set(store.lost)
-        metrics.backlog.set(float(store.health()["backlog"] or 0))
-        metrics.sessions.set(len(sessions))
-        metrics.load_failures.set(versions.failures)
-
     deps = Deps(
         config=config.gateway,
         name=config.model.name,
@@ -260,7 +268,7 @@ def _assemble(
         turn=store.turn,
         feedback=partial(_feedback, store),
         attempts=_desk(AttemptBook(store)),
-        refresh=refresh,
+        refresh=partial(_refresh, metrics, store, sessions, versions),
     )
     return System(
         app=create_app(deps),
@@ -274,11 +282,23 @@ def _assemble(
     )
 
 
+def _refresh(
+    metrics: Metrics, store: TurnStore, sessions: SessionBook, versions: VersionFollower
+) -> None:
+    metrics.lost.set(store.lost)
+    metrics.lost_states.set(store.lost_states)
+    metrics.read_errors.set(store.read_errors)
+    metrics.backlog.set(float(store.health()["backlog"] or 0))
+    metrics.sessions.set(len(sessions))
+    metrics.load_failures.set(versions.failures)
+
+
 def _access(config: Config, keys: Keys) -> Access:
     return Access(
         keys.owner_of,
         key_required=not is_loopback(config.gateway.host),
         local_key=secret("INSTAR_API_KEY"),
+        made_here=KEY_PREFIX,
     )
 
 
@@ -303,25 +323,54 @@ def _not_ready(engine: Engine) -> str | None:
 
 async def _sweep(system: System) -> None:
     """Close sessions that nobody used for a while; they leave memory, the store has them."""
-    pause = min(_SWEEP_S, system.config.rollout_config.session_timeout / 4)
+    timeout_s = system.config.rollout_config.session_timeout
+    idle = IdleSessions(system.sessions, system.store, timeout_s=timeout_s)
     while True:
-        for session in system.sessions.idle():
-            system.sessions.drop(session.owner, session.id)
-            try:
-                await system.store.close_session(session.owner, session.id, time.time())
-            except StoreError as error:
-                log.warning("session %s is not closed yet: %s", session.id, error)
-        await asyncio.sleep(pause)
-
-
-async def _watch(system: System, address: str, on_status: Callable[[Status], None]) -> None:
-    while True:
-        state = "serving" if _not_ready(system.engine) is None else "engine restarting"
         try:
-            on_status(await system.status(state, address))
+            await idle.sweep()
         except StoreError as error:
-            log.error("the store cannot be read, so there is no status: %s", error)
-        await asyncio.sleep(_STATUS_S)
+            log.warning("idle sessions are not closed yet: %s", error)
+        await asyncio.sleep(min(_SWEEP_S, timeout_s / 4))
+
+
+class _Watch:
+    """Shows how the system fares, also while its store cannot be read."""
+
+    def __init__(self, system: System, address: str, on_status: Callable[[Status], None]) -> None:
+        self._system = system
+        self._address = address
+        self._on_status = on_status
+        self._counts: dict[str, int] = {}
+        self._asked: asyncio.Task[dict[str, int]] | None = None
+        self._trouble = ""
+
+    async def run(self) -> None:
+        while True:
+            not_ready = _not_ready(self._system.engine)
+            await self.show("engine restarting" if not_ready else "serving")
+            await asyncio.sleep(_STATUS_S)
+
+    async def show(self, state: str) -> None:
+        trouble = await self._count()
+        if trouble and not self._trouble:
+            log.error("the totals are those of before: %s", trouble)
+        self._trouble = trouble
+        status = self._system.status(state, self._address, counts=self._counts, trouble=trouble)
+        self._on_status(status)
+
+    async def _count(self) -> str:
+        """Bring the totals up to date; returns why that failed, where it did."""
+        # One question at a time: a store that hangs must not collect them.
+        self._asked = self._asked or asyncio.ensure_future(self._system.store.counts())
+        done, _ = await asyncio.wait({self._asked}, timeout=_COUNT_S)
+        if not done:
+            return f"The store has not answered within {_COUNT_S:g} s."
+        asked, self._asked = self._asked, None
+        try:
+            self._counts = asked.result()
+        except StoreError as error:
+            return str(error)
+        return ""
 
 
 def _sayer(on_status: Callable[[Status], None], config: Config) -> Callable[[str], None]:

@@ -109,6 +109,12 @@ def line(status: Status) -> str:
         parts.append(f"{_count(status.late, 'late turn')}")
     if status.lost:
         parts.append(f"LOST {_count(status.lost, 'turn')}")
+    if status.lost_states:
+        parts.append(f"LOST {_count(status.lost_states, 'next state')}")
+    if status.read_errors:
+        parts.append(f"{_count(status.read_errors, 'failed lookup')}")
+    if status.trouble:
+        parts.append(f"STORE: {status.trouble}")
     return " | ".join(parts)
 
 
@@ -126,6 +132,8 @@ def panel(status: Status) -> RenderableType:
     table.add_row("version", Text(status.version or "not yet"))
     table.add_row("sessions", f"{status.sessions:,}")
     table.add_row("turns", _turns(status))
+    if problems := _problems(status):
+        table.add_row("store", Text("\n".join(problems), style="bold red"))
     table.add_row("tokens/s", f"{status.tokens_per_s:.1f}")
     table.add_row("requests", f"{status.running} running, {status.waiting} waiting")
     colour = "green" if status.state == "serving" else "yellow"
@@ -136,7 +144,7 @@ def panel(status: Status) -> RenderableType:
         title_align="left",
         subtitle_align="left",
         expand=False,
-        border_style="red" if status.lost else colour,
+        border_style="red" if status.lost or _problems(status) else colour,
     )
 
 
@@ -151,12 +159,23 @@ def _turns(status: Status) -> Text:
     return text
 
 
+def _problems(status: Status) -> list[str]:
+    """What the store could not do, besides writing turns."""
+    found = [status.trouble] if status.trouble else []
+    if status.lost_states:
+        found.append(f"{_count(status.lost_states, 'next state')} lost: nothing is learned there")
+    if status.read_errors:
+        found.append(f"{_count(status.read_errors, 'history', 'histories')} not looked up")
+    return found
+
+
 def _notable(status: Status) -> tuple[object, ...]:
-    return (status.state, status.address, status.model, status.version, status.lost > 0)
+    lost = (status.lost > 0, status.lost_states > 0, status.read_errors > 0, bool(status.trouble))
+    return (status.state, status.address, status.model, status.version, *lost)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str, nouns: str | None = None) -> str:
+    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
 def _echo(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,39 @@ async def test_an_idle_session_closes_leaves_memory_and_goes_on(tmp_path: Path) 
         await opened.say([user("hi"), reply, user("go on")], session_id="s")
         root, child = await opened.turns("s")
     assert (child.parent, extends(child, root)) == (root.id, True)
+
+
+async def test_sessions_that_left_memory_early_close_too(tmp_path: Path) -> None:
+    """Pushed out by others, or by a restart; what followed their last turn stays unknown."""
+    settings = {"rollout_config__max_concurrent_sessions": 1}
+    async with gate(tmp_path, **settings) as opened:
+        for name in ("a", "b"):
+            await opened.say("hi", session_id=name)
+        assert len(opened.system.sessions) == 1
+    async with gate(tmp_path, rollout_config__session_timeout=0.2, **settings) as opened:
+        for name in ("c", "d"):
+            await opened.say("hi", session_id=name)
+        for name in ("a", "b", "c", "d"):
+            await until(lambda name=name: closed(opened, name))  # type: ignore[misc]
+        turns = await opened.all_turns()
+        assert [turn.next_state for turn in turns] == [None] * 4
+        await opened.say("hi", session_id="a")
+        assert not await closed(opened, "a"), "it may be used again"
+
+
+async def test_a_session_is_closed_once_the_store_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("instar.record.store.CHANGE_TIMEOUT_S", 0.1)
+    async with gate(tmp_path, rollout_config__session_timeout=0.2) as opened:
+        await opened.say("hi", session_id="s")
+        with sqlite3.connect(tmp_path / "instar.db", isolation_level=None) as other:
+            other.execute("BEGIN IMMEDIATE")
+            await until(lambda: opened.system.store.health()["last_error"])
+            assert not await closed(opened, "s") and len(opened.system.sessions) == 0
+            other.execute("ROLLBACK")
+        other.close()
+        await until(lambda: closed(opened, "s"))
 
 
 async def test_a_session_in_use_never_counts_as_idle(tmp_path: Path) -> None:

@@ -97,6 +97,32 @@ def test_a_bad_field_is_named(extra: dict[str, Any], param: str | None) -> None:
         assert caught.value.param == param
 
 
+@pytest.mark.parametrize(
+    "part",
+    [{"type": "refusal", "refusal": "I won't."}, {"type": "refusal", "text": "I won't."}],
+    ids=["openai", "as text"],
+)
+def test_a_refusal_is_its_text(part: dict[str, Any]) -> None:
+    said = {"role": "assistant", "content": [part]}
+    call = parse({**BODY, "messages": [*BODY["messages"], said, *BODY["messages"]]})
+    assert call.messages[1]["content"] == [{"type": "text", "text": "I won't."}]
+    with pytest.raises(RequestError, match="refusal"):
+        parse({**BODY, "messages": [{"role": "assistant", "content": [{"type": "refusal"}]}]})
+
+
+@pytest.mark.parametrize(
+    "extra", [{"enable_thinking": False}, {"thinking": {"type": "disabled"}}, {"thinking": False}]
+)
+def test_thinking_can_be_turned_off(extra: dict[str, Any]) -> None:
+    assert parse({**BODY, **extra}).options == {"enable_thinking": False}
+    said = {"chat_template_kwargs": {"enable_thinking": True}}
+    assert parse({**BODY, **extra, **said}).options == {"enable_thinking": True}
+
+
+def test_stop_token_ids_are_read_once_each() -> None:
+    assert parse({**BODY, "stop_token_ids": [5, 0, 5]}).stop_ids == (5, 0)
+
+
 def test_max_completion_tokens_wins_over_the_older_name() -> None:
     assert parse({**BODY, "max_tokens": 5, "max_completion_tokens": 7}).max_tokens == 7
 

@@ -50,6 +50,27 @@ def test_the_panel_holds_what_matters() -> None:
     assert "starting [x]" in drawn(Status(state="starting [x]"))
 
 
+TROUBLED = replace(SERVING, lost_states=1, read_errors=2, trouble="The store cannot be read: x.")
+
+
+def test_trouble_with_the_store_is_shown() -> None:
+    told = "LOST 1 next state | 2 failed lookups | STORE: The store cannot be read: x."
+    assert line(TROUBLED).endswith(told)
+    text = drawn(TROUBLED)
+    for part in ("The store cannot be read: x.", "1 next state lost", "2 histories not looked up"):
+        assert part in text
+    assert "store" not in drawn(SERVING)
+
+
+def test_trouble_with_the_store_is_told_at_once() -> None:
+    shown = list[Status]()
+    lines = Lines(write=shown.append, clock=lambda: 0.0)
+    bad = [replace(SERVING, **one) for one in ({"trouble": "x"}, {"lost_states": 1})]
+    for status in (SERVING, bad[0], replace(bad[0], trouble="y"), SERVING, bad[1]):
+        lines.show(status)
+    assert shown == [SERVING, bad[0], SERVING, bad[1]]
+
+
 def test_lines_come_on_change_and_once_a_minute() -> None:
     now, shown = [0.0], list[Status]()
     lines = Lines(write=shown.append, clock=lambda: now[0])

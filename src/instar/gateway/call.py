@@ -32,6 +32,8 @@ class Call:
     seed: int | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    """Tokens that end the reply, besides the model's own; like a stop string, none is shown."""
     ignore_eos: bool = False
     """For measurements: reply up to max_tokens whatever the model says."""
     logprobs: bool = False

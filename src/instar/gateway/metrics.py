@@ -37,6 +37,12 @@ class Metrics:
             registry=make,
         )
         self.lost = Gauge("instar_lost_turns", "Turns that the store never got", registry=make)
+        self.lost_states = Gauge(
+            "instar_lost_next_states", "What followed a turn and the store never got", registry=make
+        )
+        self.read_errors = Gauge(
+            "instar_failed_lookups", "Histories that the store could not look up", registry=make
+        )
         self.backlog = Gauge("instar_backlog_turns", "Turns waiting for the store", registry=make)
         self.engine_errors = Counter("instar_engine_errors_total", "Engine failures", registry=make)
         self.load_failures = Gauge(

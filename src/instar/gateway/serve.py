@@ -200,7 +200,7 @@ class TurnServer:
             seed=call.seed,
             max_tokens=min(wanted, room),
             stop=call.stop,
-            stop_ids=() if call.ignore_eos else self._renderer.eos_ids,
+            stop_ids=(*(() if call.ignore_eos else self._renderer.eos_ids), *call.stop_ids),
             top_logprobs=call.top_logprobs,
         )
 
@@ -279,7 +279,7 @@ class TurnServer:
             draft.cached = min(max(draft.cached, piece.cached), len(draft.stitched.prompt_ids))
             self._metrics.first_token.observe(time.time() - draft.started)
         self._metrics.rate.add(len(piece.ids))
-        deltas = draft.reader.push(piece.ids)
+        deltas = draft.reader.push(_shown(piece.ids, draft.call.stop_ids))
         draft.ids.extend(piece.ids)
         draft.logprobs.extend(piece.logprobs)
         if draft.reader.done:
@@ -369,6 +369,11 @@ class TurnServer:
         """Seconds until a place is likely free: rough, but more than nothing."""
         rate = self._metrics.rate.value()
         return max(1, min(60, round(self._running * 64 / rate))) if rate else 5
+
+
+def _shown(ids: tuple[int, ...], stop_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Without the token that ended the reply, where the client chose it: it is no text."""
+    return ids[:-1] if ids and ids[-1] in stop_ids else ids
 
 
 def _sizes(call: Call, *, fresh: bool) -> tuple[int, int]:

@@ -1,7 +1,8 @@
 """Open sessions: found by id or by their history, kept in memory while they are used.
 
 Comes in: who asks, which session they name, and the history they resent. Goes out: the tree of
-that session's turns. Idle sessions are closed after a while and leave memory; the store has them.
+that session's turns. Sessions leave memory after a while; the store has them, and `idle` closes
+them.
 """
 
 from __future__ import annotations
@@ -77,6 +78,10 @@ class SessionBook:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def __contains__(self, key: tuple[str, str]) -> bool:
+        """Whether the session of this owner and id is in memory."""
+        return key in self._open or key in self._loading
 
     async def find(self, owner: str, name: str | None, messages: Sequence[Message]) -> OpenSession:
         """The session of that name, or the one this history belongs to, or a new one."""

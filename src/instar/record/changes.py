@@ -220,11 +220,18 @@ def _insert(table: sa.Table, dialect: str) -> Any:
 
 
 def update_next_states(connection: sa.Connection, seen: Mapping[str, NextState]) -> None:
-    """Note what followed these turns. A judged turn keeps the state it was judged by."""
+    """Note what followed these turns. What a verdict or a hint was taken from is kept.
+
+    A person may have said how a turn was before anything followed it. Their verdict stays; where
+    it is -1 without a hint, the judge still looks whether their next words say what was wrong.
+    """
+    told = (turns.c.verdict_source == "person") & turns.c.hint.is_(None)
+    unread = turns.c.score.is_(None) | turns.c.next_state.is_(None) | told
     waits = (turns.c.kind == "main") & (turns.c.no_train == 0)
+    waits &= turns.c.score.is_(None) | (told & (turns.c.score == -1))
     statement = (
         sa.update(turns)
-        .where(turns.c.id == sa.bindparam("turn"), turns.c.score.is_(None))
+        .where(turns.c.id == sa.bindparam("turn"), unread)
         .values(next_state=sa.bindparam("state"), ready=sa.case((waits, 1), else_=0))
     )
     parameters = [
@@ -265,6 +272,18 @@ def update_closed(connection: sa.Connection, owner: str, session: str, at: float
     mine = (sessions.c.owner == owner) & (sessions.c.id == session)
     result = connection.execute(sa.update(sessions).where(mine).values(closed_at=at))
     return cast("sa.CursorResult[Any]", result).rowcount > 0
+
+
+def update_quiet(
+    connection: sa.Connection, quiet: Sequence[Key], *, before: float, at: float
+) -> int:
+    """Close those of these sessions that are open and have no turn since. Returns how many."""
+    still = (sessions.c.closed_at.is_(None)) & (sessions.c.updated < before)
+    mine = (sessions.c.owner == sa.bindparam("o")) & (sessions.c.id == sa.bindparam("i"))
+    statement = sa.update(sessions).where(mine, still).values(closed_at=at)
+    # Sorted: PostgreSQL's row locks are then taken in one order.
+    keys = [{"o": owner, "i": session} for owner, session in sorted(quiet)]
+    return cast("sa.CursorResult[Any]", connection.execute(statement, keys)).rowcount
 
 
 def remove_session(connection: sa.Connection, owner: str, session: str) -> int:

@@ -25,6 +25,8 @@ import sqlalchemy as sa
 from instar.errors import StoreError
 from instar.record import changes, reader
 from instar.record.database import READERS, Database, open_database, reason
+from instar.record.schema import sessions as sessions_table
+from instar.record.trunks import Key
 from instar.record.writer import Entry, Writer
 from instar.types import Hint, NextState, Session, Turn, Verdict
 
@@ -65,7 +67,8 @@ class TurnStore:
         """Turns that were never written."""
         self.lost_states = 0
         """Next states that were never written."""
-        self._read_errors = 0
+        self.read_errors = 0
+        """Histories that could not be looked up."""
         self._database = database
         self._timeout_s = commit_timeout_s
         self._backlog = backlog
@@ -118,7 +121,7 @@ class TurnStore:
             async with asyncio.timeout(self._timeout_s):
                 return await self.read(lambda c: _find(c, owner, wanted, waiting))
         except (StoreError, TimeoutError) as error:
-            self._read_errors += 1
+            self.read_errors += 1
             self._log("find", f"A history could not be looked up: {error or 'no answer in time'}")
             return next((waiting[anchor] for anchor in wanted if anchor in waiting), None)
 
@@ -184,6 +187,19 @@ class TurnStore:
         """Mark a session as over, until a turn is recorded into it again."""
         return await self.write(lambda c: changes.update_closed(c, owner, session, at))
 
+    async def quiet_sessions(
+        self, before: float, after: tuple[float, str, str] | None = None, limit: int = 1000
+    ) -> tuple[list[Key], tuple[float, str, str] | None]:
+        """Open sessions (owner, id) without a turn since `before`, and where to go on from.
+
+        Looks at `limit` sessions at most, in the order of their last turn, from `after` on.
+        """
+        return await self.read(lambda c: _quiet(c, before, after, limit))
+
+    async def close_quiet(self, sessions: Sequence[Key], *, before: float, at: float) -> int:
+        """Close those of these that are open and have no turn since `before`, all at once."""
+        return await self.write(lambda c: changes.update_quiet(c, sessions, before=before, at=at))
+
     async def delete_session(self, owner: str, session: str) -> int:
         """Remove a session and all that was recorded of it; returns how many turns went."""
         return await self.write(lambda c: changes.remove_session(c, owner, session))
@@ -197,7 +213,7 @@ class TurnStore:
             "late": self.late,
             "lost": self.lost,
             "lost_states": self.lost_states,
-            "read_errors": self._read_errors,
+            "read_errors": self.read_errors,
             "failing_s": 0.0 if since is None else time.monotonic() - since,
             "last_error": attempts.last_error,
         }
@@ -285,6 +301,19 @@ class TurnStore:
             "%s. Backlog %d, late %d, lost %d, last error: %s",
             *(message, len(self._open), self.late, self.lost, error),
         )
+
+
+def _quiet(
+    connection: sa.Connection, before: float, after: tuple[float, str, str] | None, limit: int
+) -> tuple[list[Key], tuple[float, str, str] | None]:
+    held = sessions_table.c
+    order = (held.updated, held.owner, held.id)
+    query = sa.select(*order, held.closed_at).where(held.updated < before)
+    if after is not None:
+        query = query.where(sa.tuple_(*order) > sa.tuple_(*map(sa.literal, after)))
+    rows = connection.execute(query.order_by(*order).limit(limit)).all()
+    found = [(row.owner, row.id) for row in rows if row.closed_at is None]
+    return found, (rows[-1].updated, rows[-1].owner, rows[-1].id) if rows else after
 
 
 def _find(

@@ -18,6 +18,7 @@ from instar.errors import RequestError
 from instar.gateway.call import Call
 from instar.gateway.dialects.anthropic_events import MessagesWriter, error_body
 from instar.gateway.dialects.shared import (
+    NOT_DRAWN,
     Desk,
     Dialect,
     Extra,
@@ -123,6 +124,7 @@ class MessagesBody(CountBody):
 
 
 REFUSED: Refused = {
+    **NOT_DRAWN,
     "mcp_servers": bool,
     "container": lambda v: v is not None,
     "output_config": lambda v: isinstance(v, dict) and v.get("format") is not None,

@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
-from instar.errors import InstarError
+from instar.errors import InstarError, RequestError
 from instar.gateway.call import Call, Step
 from instar.gateway.dialects.shared import (
+    NOT_DRAWN,
     Dialect,
     Refused,
     SharedBody,
@@ -42,6 +43,7 @@ class _Part(BaseModel):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
     image_url: _Image | None = None
 
 
@@ -115,32 +117,38 @@ class ChatBody(SharedBody):
 
 
 REFUSED: Refused = {
-    "n": lambda v: v not in (None, 1),
-    "logit_bias": bool,
-    "frequency_penalty": bool,
-    "presence_penalty": bool,
-    "repetition_penalty": lambda v: v not in (None, 1),
-    "min_p": bool,
-    "response_format": lambda v: v is not None and v != {"type": "text"},
+    **NOT_DRAWN,
     "modalities": lambda v: v not in (None, ["text"]),
     "audio": bool,
     "functions": bool,
     "function_call": lambda v: v not in (None, "none", "auto"),
     "web_search_options": lambda v: v is not None,
     "prediction": lambda v: v is not None,
-    "best_of": lambda v: v not in (None, 1),
-    "suffix": bool,
-    "guided_json": bool,
-    "guided_regex": bool,
-    "guided_choice": bool,
-    "guided_grammar": bool,
-    "structured_outputs": bool,
+    "echo": bool,
+    "continue_final_message": bool,
+    "add_generation_prompt": lambda v: v not in (None, True),
+    "chat_template": bool,
+    "documents": bool,
+    "enable_thinking": bool,
+    "thinking": lambda v: bool(v) and not _is_off(v),
 }
+"""That a model must think is refused, since only its template knows whether it can."""
+
+
+def _is_off(thinking: Any) -> bool:
+    disabled = isinstance(thinking, dict) and thinking.get("type") == "disabled"
+    return disabled or thinking is False
 
 
 def parse(raw: Mapping[str, Any]) -> Call:
     """A Call, or a RequestError that names the field."""
     body = read_body(ChatBody, raw, REFUSED)
+    if body.top_logprobs and not body.logprobs:
+        raise RequestError(
+            "top_logprobs is only allowed where logprobs is true. Send both or none.",
+            param="top_logprobs",
+            code="invalid_value",
+        )
     return Call(
         **body.sampling(),
         messages=tuple(
@@ -152,13 +160,20 @@ def parse(raw: Mapping[str, Any]) -> Call:
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         ignore_eos=bool(body.ignore_eos),
         logprobs=bool(body.logprobs),
-        top_logprobs=(body.top_logprobs or 0) if body.logprobs else 0,
+        top_logprobs=body.top_logprobs or 0,
         one_call=body.parallel_tool_calls is False,
         return_ids=bool(body.return_token_ids),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
-        options=body.options(reasoning_effort=body.reasoning_effort),
+        options=body.options(
+            reasoning_effort=body.reasoning_effort,
+            enable_thinking=False if _no_thinking(raw) else None,
+        ),
         body_hints=body.hints(),
     )
+
+
+def _no_thinking(raw: Mapping[str, Any]) -> bool:
+    return _is_off(raw.get("enable_thinking")) or _is_off(raw.get("thinking"))
 
 
 class ChatWriter:
@@ -172,7 +187,7 @@ class ChatWriter:
         self._created = int(time.time())
         self._id = ""
         self._version = ""
-        self._log = TokenLog(renderer, wanted=call.logprobs)
+        self._log = TokenLog(renderer, wanted=call.logprobs, hidden=call.stop_ids)
         self._parts: tuple[bytes, bytes, bytes] | None = None
 
     def begin(self, step: Step) -> bytes:
@@ -305,9 +320,13 @@ def _message(at: int, message: _Message, raw: Message) -> Message:
 def _part(at: int, part: _Part, raw: dict[str, Any]) -> dict[str, Any]:
     if part.type == "image_url" and part.image_url is not None:
         return image_part(part.image_url.url)
-    if part.type not in ("text", "refusal") or part.text is None:
-        raise no_such_part(f"messages[{at}].content", part.type)
-    return raw
+    if part.type == "text" and part.text is not None:
+        return raw
+    # OpenAI's has its text in `refusal`; others copy the form of a text part.
+    refusal = part.text if part.refusal is None else part.refusal
+    if part.type == "refusal" and refusal is not None:
+        return {"type": "text", "text": refusal}
+    raise no_such_part(f"messages[{at}].content", part.type)
 
 
 CHAT = Dialect(

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 from instar.errors import InstarError, RequestError
 from instar.gateway.call import Call, Step
 from instar.gateway.dialects.shared import (
+    NOT_DRAWN,
     Dialect,
     Refused,
     SharedBody,
@@ -54,22 +55,7 @@ class CompletionsBody(SharedBody):
     ignore_eos: bool | None = None
 
 
-REFUSED: Refused = {
-    "n": lambda v: v not in (None, 1),
-    "best_of": lambda v: v not in (None, 1),
-    "suffix": bool,
-    "logit_bias": bool,
-    "frequency_penalty": bool,
-    "presence_penalty": bool,
-    "repetition_penalty": lambda v: v not in (None, 1),
-    "min_p": bool,
-    "response_format": lambda v: v is not None and v != {"type": "text"},
-    "guided_json": bool,
-    "guided_regex": bool,
-    "guided_choice": bool,
-    "guided_grammar": bool,
-    "structured_outputs": bool,
-}
+REFUSED: Refused = NOT_DRAWN
 
 
 def parse(raw: Mapping[str, Any]) -> Call:
@@ -125,7 +111,7 @@ class CompletionsWriter:
         self._renderer = renderer
         self._created = int(time.time())
         self._name = ""
-        self._log = TokenLog(renderer, wanted=call.logprobs)
+        self._log = TokenLog(renderer, wanted=call.logprobs, hidden=call.stop_ids)
         self._offset = 0
         self._echo = ""
         if call.echo and call.prompt is not None:

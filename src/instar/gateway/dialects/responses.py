@@ -21,6 +21,7 @@ from instar.errors import RequestError
 from instar.gateway.call import Call, Step
 from instar.gateway.dialects.responses_events import PREFIX, ResponsesWriter
 from instar.gateway.dialects.shared import (
+    NOT_DRAWN,
     Desk,
     Dialect,
     Extra,
@@ -95,6 +96,7 @@ class ResponsesBody(SharedBody):
 
 
 REFUSED: Refused = {
+    **NOT_DRAWN,
     "background": bool,
     "conversation": lambda v: v is not None,
     "prompt": lambda v: v is not None,

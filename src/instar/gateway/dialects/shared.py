@@ -9,10 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+)
 
 from instar.errors import EngineError, InstarError, RequestError, StoreError
 from instar.gateway.call import Call, Step
@@ -24,6 +32,47 @@ B = TypeVar("B", bound=BaseModel)
 
 Refused = Mapping[str, Callable[[Any], bool]]
 """Fields that would change the answer: refused where this says so, and never ignored."""
+
+NOT_DRAWN: Refused = {
+    "n": lambda v: v not in (None, 1),
+    "best_of": lambda v: v not in (None, 1),
+    "suffix": bool,
+    "logit_bias": bool,
+    "frequency_penalty": bool,
+    "presence_penalty": bool,
+    "repetition_penalty": lambda v: v not in (None, 1),
+    "min_p": bool,
+    "min_tokens": bool,
+    "bad_words": bool,
+    "allowed_token_ids": bool,
+    "logits_processors": bool,
+    "length_penalty": lambda v: v not in (None, 0, 1),
+    "use_beam_search": bool,
+    "typical_p": lambda v: v not in (None, 0, 1),
+    "top_a": bool,
+    "no_repeat_ngram_size": bool,
+    "dry_multiplier": bool,
+    "xtc_probability": bool,
+    "stop_regex": bool,
+    "include_stop_str_in_output": bool,
+    "truncate_prompt_tokens": bool,
+    # 0 asks for the log-probs of the prompt's own tokens.
+    "prompt_logprobs": lambda v: v is not None and v is not False,
+    "lora_path": bool,
+    "response_format": lambda v: v is not None and v != {"type": "text"},
+    "guided_json": bool,
+    "guided_regex": bool,
+    "guided_choice": bool,
+    "guided_grammar": bool,
+    "structured_outputs": bool,
+    "regex": bool,
+    "ebnf": bool,
+    "json_schema": bool,
+}
+"""Ways of drawing a reply that OpenAI, vLLM, SGLang and others know, and that are not known here.
+
+Training would have to know them too: a log-prob means nothing without how its token was drawn.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +121,9 @@ class Extra:
     body: type[BaseModel] | None = None
 
 
+StopIds = Annotated[list[Annotated[StrictInt, Field(ge=0, lt=2**31)]], Field(max_length=128)]
+
+
 class SharedBody(BaseModel):
     """Fields that every dialect takes."""
 
@@ -82,6 +134,7 @@ class SharedBody(BaseModel):
     temperature: float | None = Field(default=None, ge=0, le=100)
     top_p: float | None = Field(default=None, ge=0, le=1)
     top_k: int | None = Field(default=None, ge=-1)
+    stop_token_ids: StopIds | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     session_id: StrictStr | None = None
     prompt_cache_key: StrictStr | None = None
@@ -97,6 +150,7 @@ class SharedBody(BaseModel):
             "temperature": self.temperature,
             "top_p": None if self.top_p is None else max(self.top_p, 1e-6),
             "top_k": None if self.top_k is None else max(self.top_k, 0),
+            "stop_ids": tuple(dict.fromkeys(self.stop_token_ids or ())),
         }
 
     def hints(self, **more: Any) -> dict[str, str]:
@@ -194,11 +248,12 @@ def thought(turn: Turn, renderer: Renderer) -> int:
 
 
 class TokenLog:
-    """Log-probs of a reply's tokens as clients are shown them; the end token is left out."""
+    """Log-probs of a reply's tokens as clients are shown them; tokens that end it are left out."""
 
-    def __init__(self, renderer: Renderer, *, wanted: bool) -> None:
+    def __init__(self, renderer: Renderer, *, wanted: bool, hidden: Sequence[int] = ()) -> None:
         self._renderer = renderer
         self._wanted = wanted
+        self._hidden = frozenset((*renderer.eos_ids, *hidden))
         self._entries: list[dict[str, Any]] = []
 
     def note(self, step: Step) -> None:
@@ -207,7 +262,7 @@ class TokenLog:
             return
         tops: Sequence[Sequence[tuple[int, float]]] = piece.top or [()] * len(piece.ids)
         for token, logprob, top in zip(piece.ids, piece.logprobs, tops, strict=True):
-            if token in self._renderer.eos_ids:
+            if token in self._hidden:
                 continue
             entry = self._entry(token, logprob)
             entry["top_logprobs"] = [self._entry(i, p) for i, p in top]
