@@ -47,7 +47,7 @@ async def test_turns_wait_for_a_judge_that_is_down(system: Gate) -> None:
     voter.down = False
     later = JudgeWorker(store, judge)
     assert await later.drain()
-    assert later.counts == {"judged": 2, "no_verdict": 0, "given_up": 0, "failed": 0}
+    assert later.counts == {"judged": 2, "no_verdict": 0, "hinted": 0, "given_up": 0, "failed": 0}
     first, second, last = await system.turns("s")
     assert first.verdict is not None and first.verdict.score == -1
     assert first.hint is not None and first.hint.text == "Keep the answer short."

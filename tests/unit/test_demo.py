@@ -1,19 +1,32 @@
-"""The demo's people and its chart; the whole demo is too slow for a test of every change."""
+"""The demo's people, figures, proof and chart; tests/e2e/test_whole_demo.py runs all of it."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from store_turns import make_turn, user
 
-from instar.demo.measure import Measured
-from instar.demo.person import load_person, personas
+from instar.config_load import load_config
+from instar.demo.measure import Measured, Reader
+from instar.demo.person import Person, load_person, personas
 from instar.demo.plot import chart
+from instar.demo.proof import Proof, prove
+from instar.demo.run import Plan, Report, _agreement, _Show
+from instar.demo.talk import Said
+from instar.demo.waiting import Background
 from instar.errors import ConfigError
+from instar.gateway.auth import LOCAL_OWNER
 from instar.judge.hints import candidates
 from instar.judge.next_state import Case
+from instar.record.store import TurnStore
+from instar.record.versions import VersionBook
+from instar.types import Verdict, Version
 
 WANTED = {
     "brief": ("What is a volcano?", "A volcano is a hill that lets hot rock out."),
@@ -56,6 +69,200 @@ def test_a_file_that_lacks_something_is_an_error_that_names_it(tmp_path: Path) -
     file.write_text("prompts = ['a', 'b', 'c']\n")
     with pytest.raises(ConfigError, match="score, respond"):
         load_person(str(file), seed=0)
+
+
+GRADED = """
+prompts = ["one", "two", "three"]
+def score(prompt, answer): return 0.9 if answer == "good" else 0.2
+def respond(prompt, answer): return "Hm."
+"""
+
+
+def graded(folder: Path) -> Person:
+    """Somebody's own persona: as few prompts as may be, and never quite content."""
+    file = folder / "me.py"
+    file.write_text(GRADED)
+    return load_person(str(file), seed=0)
+
+
+class Likelihoods:
+    """A model that finds the first question likeliest once it has read an answer."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+
+    def likelihoods(self, prompt: str, questions: list[str]) -> list[float]:
+        self.asked.append(questions)
+        return [0.0 if '"..."' in prompt else -float(at) for at in range(len(questions))]
+
+
+def reader_of(model: Likelihoods) -> Reader:
+    renderer: Any = SimpleNamespace(
+        render=lambda messages: SimpleNamespace(ids=messages[0]["content"]), encode=lambda one: one
+    )
+    trainer: Any = model
+    return Reader(trainer, renderer)
+
+
+def test_an_answer_is_compared_with_the_questions_there_are(tmp_path: Path) -> None:
+    model, person = Likelihoods(), graded(tmp_path)
+    assert reader_of(model).on_topic(person, "one", "an answer") == 1.0
+    assert sorted(model.asked[0]) == ["one", "three", "two"]
+
+
+def test_of_many_questions_the_same_seven_are_taken(tmp_path: Path) -> None:
+    model, person = Likelihoods(), load_person("brief", seed=0)
+    prompt = person.kept[0]
+    reader_of(model).on_topic(person, prompt, "an answer")
+    others = [one for one in (*person.kept, *person.asked) if one != prompt]
+    assert model.asked[0] == [prompt, *random.Random(prompt).sample(others, 7)]
+
+
+async def test_the_judge_is_measured_on_its_own_verdicts_alone(
+    store: TurnStore, tmp_path: Path
+) -> None:
+    person = graded(tmp_path)
+
+    async def turn(name: str, answer: str, verdict: Verdict) -> Said:
+        reply = {"role": "assistant", "content": answer}
+        recorded = make_turn(
+            name, owner=LOCAL_OWNER, session=name, messages=(user("one"),), reply=reply
+        )
+        await store.record(recorded)
+        await store.set_verdict(name, verdict, None)
+        return Said(prompt="one", answer=answer)
+
+    said = [
+        await turn("a", "good", Verdict(score=1)),
+        await turn("b", "bad", Verdict(score=-1)),
+        await turn("c", "bad", Verdict(score=-1)),
+        await turn("d", "bad", Verdict(score=1)),
+        await turn("lie", "good", Verdict(score=-1, source="person")),
+    ]
+    assert await _agreement(store, person, said) == 0.75
+
+
+class Answers:
+    """A gateway whose every version answers with its own name."""
+
+    def __init__(self, book: VersionBook) -> None:
+        self.book = book
+        self.asked: list[str | None] = []
+        self.told: list[int] = []
+
+    async def answer(self, prompt: str, *, likeliest: bool, version: str | None = None) -> str:
+        self.asked.append(version)
+        return version or await self.book.live_name(LOCAL_OWNER)
+
+    async def feedback(self, turn: str, score: int) -> None:
+        self.told.append(score)
+
+
+async def trained(book: VersionBook, *, accepted: bool) -> str:
+    """A new version, live or rejected."""
+    name = await book.reserve(LOCAL_OWNER)
+    parent = await book.live_name(LOCAL_OWNER)
+    await book.add(
+        Version(name=name, owner=LOCAL_OWNER, parent=parent, state="candidate", folder=name)
+    )
+    await book.note_gate(LOCAL_OWNER, name, {"accepted": accepted})
+    if accepted:
+        await book.promote(LOCAL_OWNER, name)
+    return name
+
+
+async def proof_of(
+    store: TurnStore, person: Person, kept: dict[str, tuple[str, ...]]
+) -> tuple[Proof, Answers]:
+    client: Any = Answers(VersionBook(store))
+
+    async def talk() -> Sequence[Said]:
+        return [Said(prompt="one", answer=answer) for answer in ("good", "bad")]
+
+    async def learned() -> None:
+        await trained(client.book, accepted=False)
+
+    async def swapped() -> None:
+        return None
+
+    found = await prove(
+        store, client, person, talk=talk, learned=learned, swapped=swapped, kept=kept
+    )
+    return found, client
+
+
+async def test_a_rollback_is_compared_also_after_a_rejected_update(
+    store: TurnStore, tmp_path: Path
+) -> None:
+    person, book = graded(tmp_path), VersionBook(store)
+    accepted = [await trained(book, accepted=True) for _ in range(3)]
+    await trained(book, accepted=False)
+    found, client = await proof_of(store, person, {accepted[2]: (accepted[2],)})
+    assert (found.back_to, found.same, found.poisoned.state) == (accepted[1], True, "rejected")
+    assert client.asked == [accepted[1], None]
+    assert client.told == [-1, 1]  # the lie: 0.9 pleased
+
+
+async def test_what_was_kept_is_not_asked_for_again(store: TurnStore, tmp_path: Path) -> None:
+    book = VersionBook(store)
+    first, _ = [await trained(book, accepted=True) for _ in range(2)]
+    found, client = await proof_of(store, graded(tmp_path), {first: ("something else",)})
+    assert (found.back_to, found.same, client.asked) == (first, False, [None])
+
+
+async def test_without_an_accepted_version_there_is_nothing_to_roll_back(
+    store: TurnStore, tmp_path: Path
+) -> None:
+    found, _ = await proof_of(store, graded(tmp_path), {})
+    assert (found.back_to, found.same) == (None, None)
+
+
+def report(*gates: dict[str, Any]) -> Report:
+    versions = tuple(
+        Version(
+            name=f"v{at}", owner=LOCAL_OWNER, parent="base", state="retired", folder="", gate=gate
+        )
+        for at, gate in enumerate(gates)
+    )
+    return Report(
+        persona="me",
+        seed=0,
+        looks=(),
+        versions=versions,
+        judge_agreement=None,
+        kept=(),
+    )
+
+
+def test_the_base_has_kept_all_that_it_knew() -> None:
+    rejected = {"accepted": False, "retention": 0.5}
+    assert report(rejected).retention == 1.0
+    assert report({"accepted": True, "retention": 0.9}, rejected).retention == 0.9
+
+
+async def test_somebody_whose_words_say_nothing_is_not_listened_to_for_ever(
+    store: TurnStore, tmp_path: Path
+) -> None:
+    now = 0.0
+
+    class Talks:
+        async def converse(self, prompt: str, respond: Any) -> Said:
+            nonlocal now
+            now += 200
+            return Said(prompt=prompt, answer="a", reply=respond(prompt, "a"))
+
+    async def signs() -> object:
+        return None
+
+    background = Background(tmp_path, signs, clock=lambda: now)
+    config = load_config(None, ["training.batch_size=2"]).config
+    nobody: Any = None
+    client: Any = Talks()
+    show = _Show(
+        *(config, graded(tmp_path), client, store, nobody, Plan(), lambda *_: None, background)
+    )
+    with pytest.raises(ConfigError, match=r"6 conversations.*'Hm\.'.*respond\(\)"):
+        await show._talk("talking", 0.0)
 
 
 def test_the_chart_is_whole_and_shows_what_was_measured() -> None:

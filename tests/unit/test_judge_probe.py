@@ -17,8 +17,9 @@ from instar.judge.encoder import Encoder
 from instar.judge.features import NAMES, features
 from instar.judge.fit import CASES, Labelled, Recipe, fit_features, read_cases
 from instar.judge.head import SHIPPED, load_head
+from instar.judge.hints import WordHinter
 from instar.judge.next_state import Case
-from instar.judge.panel import tally
+from instar.judge.panel import PanelJudge, tally
 from instar.judge.probe import Calibration, Probe, calibrate, load_calibrations, save_calibrations
 from instar.judge.report import agreement
 
@@ -171,6 +172,41 @@ def test_scoring_reports_bad_lines_and_loses_nothing(tmp_path: Path) -> None:
     assert rows[0] == {"label": -1, "hint": None, "votes": [-1]}
     assert "in.jsonl:2:" in found.stderr
     assert "expected user or tool" in found.stderr
+
+
+CASE = {"request": "r", "response": "s", "next": "exit code: 1", "role": "tool"}
+
+
+def test_only_a_newline_ends_a_line_and_a_blank_last_one_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    odd = json.dumps({**CASE, "request": "a\u2028b\u0085c", "label": -1}, ensure_ascii=False)
+    file.write_bytes(f"{odd}\r\n{odd}\n\n".encode())
+    rules = ["--set", "evaluation.judge.type=rules", "--home", str(tmp_path)]
+    found = CliRunner().invoke(app, ["judge", "score", str(file), *rules])
+    assert found.exit_code == 0, found.output
+    assert [json.loads(line)["label"] for line in found.stdout.splitlines()] == [-1, -1]
+    assert [one.case.request for one in read_cases(file)] == ["a\u2028b\u0085c"] * 2
+
+
+def test_scoring_says_so_where_the_judge_cannot_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Down:
+        async def votes(self, case: Case, count: int) -> list[int | None]:
+            raise ConnectionError("nobody is there")
+
+    monkeypatch.setattr(
+        "instar.commands.judge.open_judge", lambda *_: PanelJudge(voter=Down(), hinter=WordHinter())
+    )
+    file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    file.write_text(json.dumps(CASE))
+    found = CliRunner().invoke(
+        app, ["judge", "score", str(file), "--output", str(output), "--home", str(tmp_path)]
+    )
+    assert found.exit_code == 1
+    assert "in.jsonl:1: the judge could not be asked: nobody is there" in found.stderr
+    row = json.loads(output.read_text())
+    assert (row["label"], row["votes"]) == (None, [None])
 
 
 def test_report_of_an_empty_home(tmp_path: Path) -> None:

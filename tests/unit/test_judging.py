@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -24,13 +24,13 @@ from instar.judge.probe import Probe, load_calibrations
 from instar.learn import judging
 from instar.learn.calibrating import NEW_PAIRS, Calibrator
 from instar.learn.judging import ATTEMPTS, JudgeWorker
-from instar.record.feedback import give_feedback
+from instar.record.feedback import feedback_counts, give_feedback
 from instar.record.store import TurnStore, open_store
-from instar.types import NextState, Verdict
+from instar.types import Hint, NextState, Turn, Verdict
 
 
 class Voter:
-    """Says +1, fails on the words "boom", and on everything while it is down."""
+    """Says +1, or -1 of what is too long; fails on "boom", and on everything while it is down."""
 
     def __init__(self) -> None:
         self.down = False
@@ -40,7 +40,7 @@ class Voter:
         self.asked.append(case.next)
         if self.down or case.next == "boom":
             raise RuntimeError("out of order")
-        return [1] * count
+        return [-1 if case.next.startswith("Too long") else 1] * count
 
 
 @pytest.fixture
@@ -76,7 +76,8 @@ async def test_a_turn_on_which_the_judge_always_fails_is_given_up(
     assert voter.asked.count("boom") == ATTEMPTS
     assert (await verdict(store, "good"), await verdict(store, "bad")) == (1, None)
     assert await store.ready() == []
-    assert judge.counts == {"judged": 1, "no_verdict": 0, "given_up": 1, "failed": ATTEMPTS}
+    rest = {"no_verdict": 0, "hinted": 0, "given_up": 1, "failed": ATTEMPTS}
+    assert judge.counts == {"judged": 1, **rest}
     assert "turn bad gets no verdict" in caplog.text
     assert "out of order" in caplog.text
 
@@ -145,6 +146,119 @@ async def test_pauses_grow_while_the_judge_is_down(
     assert await verdict(store, "one") == 1
 
 
+TOO_LONG = "Too long, one sentence."
+SHORT = Hint(text="Answer in one short sentence.")
+
+
+async def told(store: TurnStore, name: str, score: Literal[-1, 0, 1], text: str = "") -> Turn:
+    """The turn after the person gave it a verdict of their own."""
+    hint = Hint(text=text, source="person") if text else None
+    verdict = Verdict(score=score, source="person")
+    found = await give_feedback(store, "anna", turn=name, verdict=verdict, hint=hint)
+    assert found is not None
+    return found
+
+
+async def followed(store: TurnStore, name: str, state: NextState) -> None:
+    await store.saw_next(name, state)
+    await store.write(lambda _: None)  # goes through the same queue: then the note is on disk
+
+
+async def hint_of(store: TurnStore, name: str) -> Hint | None:
+    turn = await store.turn("anna", name)
+    assert turn is not None
+    return turn.hint
+
+
+async def test_words_after_a_persons_own_verdict_are_kept_and_give_a_hint(store: TurnStore) -> None:
+    await store.record(make_turn("t"))
+    await told(store, "t", -1)
+    state = NextState(messages=(user(TOO_LONG),), turn="next")
+    await followed(store, "t", state)
+    judge = worker(store, Voter())
+    assert await judge.drain()
+    found = await store.turn("anna", "t")
+    assert found is not None
+    assert found.next_state == state
+    assert found.verdict == Verdict(score=-1, source="person")
+    assert found.hint == SHORT
+    assert await store.ready() == []
+    assert (judge.counts["hinted"], judge.counts["judged"]) == (1, 0)
+    assert await feedback_counts(store) == {"anna": 1}  # the judge can be fitted to it
+
+
+async def test_a_persons_verdict_before_the_judge_still_leaves_a_hint(store: TurnStore) -> None:
+    await say(store, "t", TOO_LONG)
+    await told(store, "t", -1)
+    assert await worker(store, Voter()).drain()
+    assert await hint_of(store, "t") == SHORT
+    assert await verdict(store, "t") == -1
+
+
+@pytest.mark.parametrize("score", [0, 1])
+async def test_a_reply_that_a_person_does_not_blame_gets_no_hint(
+    store: TurnStore, score: Literal[0, 1]
+) -> None:
+    await store.record(make_turn("before"))
+    await told(store, "before", score)
+    await followed(store, "before", NextState(messages=(user(TOO_LONG),)))
+    await say(store, "after", TOO_LONG)
+    await told(store, "after", score)
+    assert await store.ready() == []
+    found = await store.turn("anna", "before")
+    assert found is not None and found.next_state is not None
+    assert (found.hint, await hint_of(store, "after")) == (None, None)
+
+
+async def test_a_next_request_is_no_hint_for_a_reply_that_was_blamed(store: TurnStore) -> None:
+    await say(store, "t", "Write a poem about cats.")
+    await told(store, "t", -1)
+    assert await worker(store, Voter()).drain()
+    assert await hint_of(store, "t") is None
+    assert await store.ready() == []
+
+
+async def test_blame_keeps_a_hint_from_the_persons_words_and_a_zero_does_not(
+    store: TurnStore,
+) -> None:
+    await say(store, "t", TOO_LONG)
+    assert await worker(store, Voter()).drain()
+    assert (await told(store, "t", -1)).hint == SHORT
+    assert (await told(store, "t", -1, "In French.")).hint == Hint(
+        text="In French.", source="person"
+    )
+    assert (await told(store, "t", 0)).hint is None
+    assert await store.ready() == []
+
+
+@pytest.mark.parametrize(("score", "hint"), [(1, None), (0, None), (-1, SHORT)])
+async def test_what_a_person_says_while_the_judge_thinks_counts(
+    store: TurnStore, score: Literal[-1, 0, 1], hint: Hint | None
+) -> None:
+    class Slow(Voter):
+        async def votes(self, case: Case, count: int) -> Sequence[int | None]:
+            if not self.asked:
+                await told(store, "t", score)
+            return await super().votes(case, count)
+
+    await say(store, "t", TOO_LONG)
+    assert await worker(store, Slow()).drain()
+    assert (await verdict(store, "t"), await hint_of(store, "t")) == (score, hint)
+    assert await store.ready() == []
+
+
+async def test_a_hint_that_cannot_be_found_is_given_up(
+    store: TurnStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    await say(store, "bad", "boom")
+    await told(store, "bad", -1)
+    await say(store, "good", "fine")
+    with caplog.at_level(logging.ERROR, "instar.judge"):
+        assert await worker(store, Voter()).drain()
+    assert "turn bad gets no hint" in caplog.text
+    assert (await verdict(store, "bad"), await store.ready()) == (-1, [])
+
+
 RULES = ["--set", "evaluation.judge.type=rules", "--set", "engine.type=fake"]
 
 
@@ -197,15 +311,14 @@ async def test_feedback_fits_the_running_judge_to_the_person(
     voter = probe()
     calibrator = Calibrator(store, voter, tmp_path, clock=lambda: now)
 
-    async def told(first: int, last: int) -> None:
+    async def praise(first: int, last: int) -> None:
         for at in range(first, last):
             await say(store, f"t{at}", "What is the capital?")
-            good = Verdict(score=1, source="person")
-            await give_feedback(store, "anna", turn=f"t{at}", verdict=good, hint=None)
+            await told(store, f"t{at}", 1)
 
-    await told(0, NEW_PAIRS - 1)
+    await praise(0, NEW_PAIRS - 1)
     assert await calibrator.look() == []
-    await told(NEW_PAIRS - 1, 40)
+    await praise(NEW_PAIRS - 1, 40)
     assert await calibrator.look() == []  # it has just looked
     now += 1000
     assert await calibrator.look() == ["anna"]

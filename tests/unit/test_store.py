@@ -6,7 +6,7 @@ import asyncio
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import sqlalchemy as sa
@@ -226,6 +226,27 @@ async def test_the_newest_next_state_wins_until_it_is_judged(store: TurnStore) -
     found = await store.turn("anna", "t1")
     assert found is not None
     assert found.next_state == second
+
+
+async def test_what_follows_a_persons_own_verdict_is_kept(store: TurnStore) -> None:
+    said: list[tuple[str, Literal[-1, 0, 1], Hint | None]] = [
+        ("bad", -1, None),
+        ("told", -1, Hint(text="Shorter.", source="person")),
+        ("neutral", 0, None),
+        ("good", 1, None),
+    ]
+    state = NextState(messages=(user("Too long."),))
+    for name, score, hint in said:
+        await store.record(make_turn(name, session=name))
+        await store.set_verdict(name, Verdict(score=score, source="person"), hint)
+        await store.saw_next(name, state)
+    await settle(store)
+    for name, score, hint in said:
+        found = await store.turn("anna", name)
+        assert found is not None
+        assert found.next_state == state
+        assert (found.verdict, found.hint) == (Verdict(score=score, source="person"), hint)
+    assert [turn.id for turn in await store.ready()] == ["bad"]
 
 
 async def test_deleting_a_session_leaves_nothing_of_it(store: TurnStore) -> None:

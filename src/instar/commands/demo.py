@@ -137,6 +137,13 @@ def _proved(report: Report) -> dict[str, Any] | None:
     }
 
 
+def _went_back(proved: dict[str, Any]) -> str:
+    if proved["back_to"] is None:
+        return "nothing to roll back: no version was accepted, so the base still serves"
+    words = {True: "the same answers as before", False: "OTHER answers", None: "not compared"}
+    return f"rolled back to {proved['back_to']}: {words[proved['same_answers']]}"
+
+
 def _pairs(report: Report) -> list[tuple[str, str, str]]:
     first, last = report.looks[0], report.looks[-1]
     return list(zip(report.kept, first.answers, last.answers, strict=False))[:3]
@@ -162,8 +169,8 @@ def _show(report: Report, plot: Path) -> None:
     console.print(
         f"versions: {len(states)} trained, {states.count('rejected')} rejected by the gate"
     )
-    if report.retention is not None:
-        console.print(f"retention of reference answers, against the base: {report.retention:.3f}")
+    kept = "not measured" if report.retention is None else f"{report.retention:.3f}"
+    console.print(f"retention of reference answers, against the base: {kept}")
     if report.judge_agreement is not None:
         console.print(f"the judge agreed with the person: {report.judge_agreement:.2f}")
     beside = Table("prompt", "before", "after", title="Three answers", show_lines=True)
@@ -174,6 +181,5 @@ def _show(report: Report, plot: Path) -> None:
         console.print(f"a batch with its verdicts turned round was {found['poisoned']}:")
         for reason in found["reasons"]:
             console.print(f"  - {reason}")
-        words = {True: "the same answers as before", False: "OTHER answers", None: "not compared"}
-        console.print(f"rolled back to {found['back_to']}: {words[found['same_answers']]}")
+        console.print(_went_back(found))
     console.print(f"The chart is in {plot}")

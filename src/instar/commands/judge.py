@@ -65,9 +65,11 @@ def score(
     A label is 1, 0, -1, or null where the judge has no verdict.
     A line that cannot be read is named and gets an "error"; exit code 1 then.
     """
+    from instar.judge.fit import json_lines
+
     config = resolve(home=home, file=file, sets=sets).config
     try:
-        lines = cases.read_text(encoding="utf-8").splitlines()
+        lines = json_lines(cases)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{cases} cannot be read: {error}") from None
     rows = asyncio.run(_score_lines(open_judge(config, home), lines))
@@ -349,6 +351,13 @@ async def _score_lines(judge: PanelJudge, lines: Sequence[str]) -> list[dict[str
         except ValueError as error:
             rows.append({"label": None, "hint": None, "votes": [], "error": str(error)})
             continue
-        opinion = await judge.consider(case)
-        rows.append({"label": opinion.label, "hint": opinion.hint, "votes": list(opinion.votes)})
+        rows.append(_scored(await judge.consider(case)))
     return rows
+
+
+def _scored(opinion: Opinion) -> dict[str, Any]:
+    """A judge that could not be asked is an error: it looks like one that could not decide."""
+    row = {"label": opinion.label, "hint": opinion.hint, "votes": list(opinion.votes)}
+    if opinion.failed:
+        row["error"] = f"the judge could not be asked: {opinion.problem}"
+    return row

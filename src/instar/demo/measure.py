@@ -1,7 +1,7 @@
 """What the report shows: whether answers are as wanted, and whether they still answer.
 
 An answer is on topic if the frozen base model, shown the answer, finds the question it was given
-for likelier than seven other questions of the same person.
+for likelier than seven other questions of the same person, or than all there are.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ class Reader:
         if self._stopped:
             raise EngineError("the measurement was stopped")
         every = [*person.kept, *person.asked]
-        others = random.Random(prompt).sample([one for one in every if one != prompt], _OTHERS)
-        questions = (prompt, *others)
+        others = [one for one in every if one != prompt]
+        chosen = random.Random(prompt).sample(others, min(_OTHERS, len(others)))
+        questions = (prompt, *chosen)
         told = self._likelihoods(questions, answer[:400] or "...")
         untold = self._untold(questions)
         gains = [one - other for one, other in zip(told, untold, strict=True)]

@@ -27,6 +27,14 @@ class Person:
     """How far an answer is what they want, 0 to 1. Only the report may know."""
     respond: Callable[[str, str], str]
 
+    def likes(self, prompt: str, answer: str) -> bool:
+        return pleased(self.score(prompt, answer))
+
+
+def pleased(score: float) -> bool:
+    """Whether an answer of this score is a good one; few graded scores ever reach 1."""
+    return score >= 0.5
+
 
 def personas() -> list[str]:
     return sorted(file.stem for file in FOLDER.glob("*.py") if file.stem != "__init__")

@@ -9,6 +9,7 @@ from instar.demo.person import Person
 from instar.demo.talk import Client, Said
 from instar.gateway.auth import LOCAL_OWNER
 from instar.record.controls import pause_learning, resume_learning
+from instar.record.lineage import last_good
 from instar.record.store import TurnStore
 from instar.record.versions import VersionBook
 from instar.types import Version
@@ -22,14 +23,17 @@ class Proof:
 
     poisoned: Version
     """Trained on a batch whose verdicts were turned round."""
-    back_to: str
+    back_to: str | None
+    """None where nothing could be rolled back: no version was ever accepted."""
     same: bool | None
-    """Whether the version that is back gives the very answers it gave; None if none were kept."""
+    """Whether the version that is back gives the very answers that it gave before. None where
+    nothing came back, or another version than was to be expected."""
 
 
-async def likeliest(client: Client, person: Person) -> tuple[str, ...]:
+async def likeliest(client: Client, person: Person, version: str | None = None) -> tuple[str, ...]:
     """Answers without chance, one after the other so that nothing else is in their batch."""
-    return tuple([await client.answer(one, likeliest=True) for one in person.kept[:_PROMPTS]])
+    prompts = person.kept[:_PROMPTS]
+    return tuple([await client.answer(one, likeliest=True, version=version) for one in prompts])
 
 
 async def prove(
@@ -42,16 +46,21 @@ async def prove(
     swapped: Callable[[], Awaitable[None]],
     kept: dict[str, tuple[str, ...]],
 ) -> Proof:
-    """`kept` has the likeliest answers that versions gave while they were live."""
+    """`kept` has the likeliest answers of versions while they were live; more are added here."""
     book = VersionBook(store)
     await pause_learning(store, LOCAL_OWNER)
     for one in await talk():
-        pleased = person.score(one.prompt, one.answer) >= 1.0
-        await client.feedback(one.turn, -1 if pleased else 1)
+        await client.feedback(one.turn, -1 if person.likes(one.prompt, one.answer) else 1)
     await resume_learning(store, LOCAL_OWNER)
     await learned()
     poisoned = (await book.versions(LOCAL_OWNER))[-1]
+    line = await book.line(LOCAL_OWNER, await book.live_name(LOCAL_OWNER))
+    if not line:
+        return Proof(poisoned=poisoned, back_to=None, same=None)
+    # Where the last update was rejected, it goes back further than to the last two live ones.
+    if (before := last_good(line[1:])) not in kept:
+        kept[before] = await likeliest(client, person, before)
     _, back = await book.rollback(LOCAL_OWNER)
     await swapped()
-    same = None if back not in kept else kept[back] == await likeliest(client, person)
+    same = kept[back] == await likeliest(client, person) if back in kept else None
     return Proof(poisoned=poisoned, back_to=back, same=same)

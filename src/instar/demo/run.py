@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from instar.demo.measure import Measured, Reader
 from instar.demo.person import Person
 from instar.demo.proof import Proof, likeliest, prove
 from instar.demo.talk import Client, Said
+from instar.demo.waiting import STILL_S, Background, Standstill
+from instar.errors import ConfigError
 from instar.gateway.auth import LOCAL_OWNER
 from instar.launch import started
 from instar.loop import model_folder, store_url
@@ -24,7 +26,8 @@ from instar.record.versions import VersionBook
 from instar.train.step import TorchTrainer
 from instar.types import Version
 
-_POLL_S = 0.5
+_ROUNDS = 3
+"""How often somebody may talk in vain, however long that takes: answers may be slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +51,12 @@ class Report:
 
     @property
     def retention(self) -> float | None:
-        """Likelihood of reference answers under the last accepted version, against the base."""
+        """Likelihood of reference answers under the last accepted version, against the base.
+
+        Without one the base itself serves, which is 1. None where the gate did not measure it.
+        """
         accepted = [v.gate for v in self.versions if v.gate and v.gate.get("accepted")]
-        found = accepted[-1].get("retention") if accepted else None
+        found = accepted[-1].get("retention") if accepted else 1.0
         return None if found is None else float(found)
 
 
@@ -65,6 +71,8 @@ class Plan:
     max_tokens: int = 128
     proof: bool = True
     """Show in the end that lies are stopped and that a rollback brings the old words back."""
+    still_s: float = STILL_S
+    """How long it waits while nothing is learned."""
 
 
 async def demo(
@@ -80,7 +88,11 @@ async def demo(
     """Let a person teach a model; `progress` is told what happens and how far it is, 0 to 1."""
     progress("starting", 0.0)
     folder = await asyncio.to_thread(model_folder, config, home, lambda text: progress(text, 0.0))
-    assert folder is not None
+    if folder is None:
+        raise ConfigError(
+            f"engine.type is {config.engine.type}, which has no model that could learn; "
+            "the demo needs one that has, such as torch_local"
+        )
     reader = await asyncio.to_thread(_reader, config, folder)
     async with (
         started(home, sets) as address,
@@ -88,7 +100,8 @@ async def demo(
     ):
         client = Client(address, config.model.name, max_tokens=plan.max_tokens)
         try:
-            show = _Show(config, person, client, store, reader, plan, progress)
+            waiting = Background(home, lambda: _signs(store), still_s=plan.still_s)
+            show = _Show(config, person, client, store, reader, plan, progress, waiting)
             looks, said = await show.run()
             versions = await VersionBook(store).versions(LOCAL_OWNER)
             proof = await show.prove() if plan.proof else None
@@ -116,11 +129,13 @@ class _Show:
         reader: Reader,
         plan: Plan,
         progress: Callable[[str, float], None],
+        background: Background,
     ) -> None:
         self._config, self._person, self._client = config, person, client
         self._store, self._book = store, VersionBook(store)
         self._reader, self._plan = reader, plan
         self._progress = progress
+        self._background = background
         self._next = 0
         self._likeliest: dict[str, tuple[str, ...]] = {}
 
@@ -131,7 +146,8 @@ class _Show:
             said += await self._update(update)
             if self._plan.proof and update >= self._plan.updates - 1:
                 live = await self._book.live_name(LOCAL_OWNER)
-                self._likeliest[live] = await likeliest(self._client, self._person)
+                if live not in self._likeliest:
+                    self._likeliest[live] = await likeliest(self._client, self._person)
             if update in self._plan.look_after or update == self._plan.updates:
                 looks.append(await self._look(update))
         return looks, said
@@ -145,8 +161,8 @@ class _Show:
             self._client,
             self._person,
             talk=lambda: self._talk("lying to it", 1.0),
-            learned=lambda: _until(lambda: self._gated(before)),
-            swapped=lambda: _until(self._serves_live),
+            learned=lambda: self._learned(before),
+            swapped=self._swapped,
             kept=self._likeliest,
         )
 
@@ -156,21 +172,24 @@ class _Show:
         before = len(await self._book.versions(LOCAL_OWNER))
         said = await self._talk(f"update {update}: talking", share)
         self._progress(f"update {update}: training", share + 0.5 / self._plan.updates)
-        await _until(lambda: self._gated(before))
-        await _until(self._serves_live)
+        await self._learned(before)
+        await self._swapped()
         return said
 
     async def _talk(self, what: str, share: float) -> list[Said]:
         """Until there are enough turns with something to learn from."""
         self._progress(what, share)
         said: list[Said] = []
+        still = Standstill(self._background.clock)
         while (missing := await self._missing()) > 0:
+            if still.lasts(missing) > self._background.still_s and still.looks > _ROUNDS:
+                raise ConfigError(self._unheard(said))
             said += await asyncio.gather(*(self._converse() for _ in range(missing)))
         return said
 
     async def _missing(self) -> int:
         """How many more turns with something to learn from a batch needs, once all are judged."""
-        await _until(self._all_judged)
+        await self._background.until(self._all_judged, "the judge's verdicts")
         training = self._config.training
         waiting = await self._book.trainable(
             LOCAL_OWNER, share=training.holdout_share, limit=8 * training.batch_size
@@ -180,6 +199,22 @@ class _Show:
 
     async def _all_judged(self) -> bool:
         return not await self._store.ready(LOCAL_OWNER, limit=1)
+
+    def _unheard(self, said: Sequence[Said]) -> str:
+        """Why it goes on no further with somebody whose words tell the judge nothing."""
+        return (
+            f"{self._person.name} has talked for {self._background.still_s / 60:.0f} minutes and "
+            f"more without a verdict to learn from, {len(said)} conversations for this update; "
+            f"the last words were {said[-1].reply[:200]!r}. A persona must say in respond() "
+            "whether an answer was good, or what was wrong with it; `instar judge score` shows "
+            "what the judge makes of words."
+        )
+
+    async def _learned(self, before: int) -> None:
+        await self._background.until(lambda: self._gated(before), "the next version")
+
+    async def _swapped(self) -> None:
+        await self._background.until(self._serves_live, "the gateway to serve the live version")
 
     async def _gated(self, before: int) -> bool:
         """Whether a version more is there, with its report, and live or rejected for good."""
@@ -203,21 +238,23 @@ class _Show:
         return await asyncio.to_thread(self._reader.measure, self._person, pairs, updates)
 
 
-async def _until(true: Callable[[], Awaitable[bool]]) -> None:
-    """Other processes write what is waited for, so there is nothing but to look again."""
-    while True:
-        if await true():
-            return
-        await asyncio.sleep(_POLL_S)
+async def _signs(store: TurnStore) -> tuple[object, ...]:
+    """What changes with whatever the background does."""
+    waiting = await store.ready(LOCAL_OWNER, limit=100)
+    versions = await VersionBook(store).versions(LOCAL_OWNER)
+    last = [(one.name, one.state, one.gate is None) for one in versions[-1:]]
+    return ([one.id for one in waiting], last)
 
 
 async def _agreement(store: TurnStore, person: Person, said: Sequence[Said]) -> float | None:
     """The judge's verdicts against what the person really thought."""
-    truth = {(one.prompt, one.answer): person.score(one.prompt, one.answer) >= 1.0 for one in said}
+    truth = {(one.prompt, one.answer): person.likes(one.prompt, one.answer) for one in said}
     same = total = 0
     for owner, session in await store.session_keys(LOCAL_OWNER, limit=100_000):
         for turn in await store.turns(owner, session):
             if turn.verdict is None or not turn.verdict.score or turn.kind != "main":
+                continue
+            if turn.verdict.source == "person":  # the lies, which no judge told
                 continue
             asked = (str(turn.messages[-1].get("content")), str(turn.reply.get("content") or ""))
             if asked in truth:

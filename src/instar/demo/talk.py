@@ -40,9 +40,16 @@ class Client:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def answer(self, prompt: str, *, likeliest: bool = False) -> str:
-        """An answer that leaves no trace in training, by chance or the likeliest words."""
-        more = {"temperature": 0} if likeliest else {}
+    async def answer(
+        self, prompt: str, *, likeliest: bool = False, version: str | None = None
+    ) -> str:
+        """An answer that leaves no trace in training, by chance or the likeliest words.
+
+        The live version gives it, or the one that is named.
+        """
+        more: dict[str, float | str] = {"temperature": 0} if likeliest else {}
+        if version is not None:
+            more["model"] = f"{self._model}:{version}"
         async with self._places:
             found = await self._ask([("user", prompt)], _traceless(), **more)
             return _text(found)
@@ -69,7 +76,7 @@ class Client:
         await self._post("/feedback", {"turn": turn, "score": score})
 
     async def _ask(
-        self, history: list[tuple[str, str]], headers: dict[str, str], **more: float
+        self, history: list[tuple[str, str]], headers: dict[str, str], **more: float | str
     ) -> dict[str, Any]:
         body = {
             "model": self._model,
@@ -83,7 +90,13 @@ class Client:
     async def _post(
         self, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
     ) -> dict[str, Any]:
-        answer = await self._http.post(path, json=body, headers=headers)
+        try:
+            answer = await self._http.post(path, json=body, headers=headers)
+        except httpx.TransportError as error:
+            raise EngineError(
+                f"the gateway at {self._http.base_url} does not answer "
+                f"({str(error) or type(error).__name__}); it ended or hangs, what it said is above"
+            ) from error
         if answer.status_code != 200:
             raise EngineError(f"the gateway answered {answer.status_code}: {answer.text[:300]}")
         found: dict[str, Any] = answer.json()

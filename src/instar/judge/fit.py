@@ -70,7 +70,7 @@ def read_cases(file: Path) -> list[Labelled]:
     """A labelled set, one JSON object a line; every bad line is named."""
     found: list[Labelled] = []
     problems: list[str] = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(json_lines(file), 1):
         if not line.strip():
             continue
         try:
@@ -84,6 +84,18 @@ def read_cases(file: Path) -> list[Labelled]:
             "role (user or tool) and label (1, 0 or -1)"
         )
     return found
+
+
+def json_lines(file: Path) -> list[str]:
+    """The lines of a file, without blank ones at its end. Raises OSError or UnicodeDecodeError.
+
+    Only "\\n" ends one: what else Python takes for the end of a line (U+2028, U+0085) may stand
+    in a JSON string.
+    """
+    lines = file.read_bytes().decode("utf-8").split("\n")
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]
 
 
 def _labelled(row: dict[str, Any]) -> Labelled:

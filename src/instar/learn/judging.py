@@ -2,6 +2,9 @@
 
 A judge that is down as a whole is asked again for ever, with growing pauses. One turn on which it
 fails while it answers others is given up after `ATTEMPTS`: it is *no verdict* then, and logged.
+
+A turn that the person themselves called bad comes here too once something followed it: only for a
+hint, and only if the judge reads what followed as said of that reply. The next request is no hint.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from instar.config import Config
@@ -16,6 +20,7 @@ from instar.errors import StoreError
 from instar.judge.panel import Opinion, PanelJudge, make_judge
 from instar.learn.calibrating import Calibrator
 from instar.loop import model_folder
+from instar.record.feedback import keep_opinion, told_score
 from instar.record.store import TurnStore
 from instar.types import Turn
 
@@ -52,8 +57,9 @@ class JudgeWorker:
         self._failures: Counter[str] = Counter()
         """How often it failed on one while it answered others."""
         self._answered: Turn | None = None
-        self.counts: Counter[str] = Counter(judged=0, no_verdict=0, given_up=0, failed=0)
-        """What became of turns; `failed` counts the times the judge could not be asked."""
+        self.counts: Counter[str] = Counter(judged=0, no_verdict=0, hinted=0, given_up=0, failed=0)
+        """What became of turns: `hinted` counts those that the person had judged themselves and
+        that got a hint, `failed` the times the judge could not be asked."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop`."""
@@ -93,11 +99,11 @@ class JudgeWorker:
         self._asked = Counter({k: n for k, n in self._asked.items() if k in waiting})
         self._failures = Counter({k: n for k, n in self._failures.items() if k in waiting})
         answered = False
-        failed: dict[str, Opinion] = {}
+        failed: list[tuple[Turn, Opinion]] = []
         for turn in sorted(turns, key=lambda one: self._asked[one.id]):
             opinion = await self._judge.opinion(turn)
             if opinion is not None and opinion.failed:
-                failed[turn.id] = opinion
+                failed.append((turn, opinion))
                 self._asked[turn.id] += 1
                 self.counts["failed"] += 1
                 if not answered and len(failed) >= _DOWN:
@@ -113,8 +119,12 @@ class JudgeWorker:
 
     async def _keep(self, turn: Turn, opinion: Opinion | None) -> None:
         verdict, hint = (None, None) if opinion is None else opinion.outcome()
-        await self._store.set_verdict(turn.id, verdict, hint)
-        self.counts["no_verdict" if verdict is None else "judged"] += 1
+        if not await keep_opinion(self._store, turn, verdict, hint):
+            return  # the person spoke meanwhile: if a hint is still missing, the turn comes again
+        if told_score(turn) is None:
+            self.counts["no_verdict" if verdict is None else "judged"] += 1
+        elif hint is not None:
+            self.counts["hinted"] += 1
 
     async def _is_up(self) -> bool:
         """Ask again about a turn that it answered: if it does, the others are to blame."""
@@ -123,17 +133,18 @@ class JudgeWorker:
         opinion = await self._judge.opinion(self._answered)
         return opinion is None or not opinion.failed
 
-    async def _blame(self, failed: dict[str, Opinion]) -> None:
-        for name, opinion in failed.items():
-            self._failures[name] += 1
-            if self._failures[name] < ATTEMPTS:
+    async def _blame(self, failed: Sequence[tuple[Turn, Opinion]]) -> None:
+        for turn, opinion in failed:
+            self._failures[turn.id] += 1
+            if self._failures[turn.id] < ATTEMPTS:
                 continue
             log.error(
-                "turn %s gets no verdict: the judge answers others and failed on it %d times, "
+                "turn %s gets no %s: the judge answers others and failed on it %d times, "
                 "last with: %s",
-                *(name, ATTEMPTS, opinion.problem),
+                *(turn.id, "verdict" if told_score(turn) is None else "hint"),
+                *(ATTEMPTS, opinion.problem),
             )
-            await self._store.set_verdict(name, None, None)
+            await keep_opinion(self._store, turn, None, None)
             self.counts["given_up"] += 1
 
 
