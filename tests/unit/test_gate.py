@@ -193,8 +193,8 @@ def test_a_policy_past_its_teacher_is_measured_by_what_is_left_to_learn() -> Non
 
 def test_one_that_is_further_from_the_teacher_than_the_base_has_left_the_topic() -> None:
     old, base = corrections([0.5] * 6), corrections([0.6] * 6)
-    assert gate(old, corrections([0.84] * 6, [-1.2] * 6), base=Measured(corrections=base)).accepted
-    report = gate(old, corrections([0.86] * 6, [-3.0] * 6), base=Measured(corrections=base))
+    assert gate(old, corrections([1.59] * 6, [-1.2] * 6), base=Measured(corrections=base)).accepted
+    report = gate(old, corrections([1.61] * 6, [-3.0] * 6), base=Measured(corrections=base))
     assert not report.accepted
     assert "much further than the 0.6000 of the base" in report.reasons[0]
 

@@ -64,8 +64,13 @@ RESAMPLES = 2000
 CONFIDENCE = 0.95
 GIVE_BACK = 0.25
 """Share of what was gained on held-out turns that one update may give back."""
-ASTRAY = 0.25
-"""Nats a token by which a version may be further from its teacher than the base."""
+ASTRAY = 1.0
+"""Nats a token by which a version may be further from its teacher than the base.
+
+One that has learned a style is surer than the teacher, who only obeys some of the time: 0.25 to
+0.36 were seen on topic and praised in nine of ten replies, after which a narrower bound would have
+let nothing be learned any more.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
