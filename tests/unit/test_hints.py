@@ -12,7 +12,6 @@ from instar.judge.hints import (
     WordHinter,
     candidates,
     instruction,
-    plain_wishes,
     teacher_system,
     wish_words,
 )
@@ -58,12 +57,12 @@ def test_hints_keep_what_should_be_different(text: str, words: str | None) -> No
     [
         ("Too long, no lists please.", "Keep the answer short. Do not use lists."),
         ("Zu lang, bitte keine Listen.", "Keep the answer short. Do not use lists."),
-        ("Be kinder to the student.", "Be warm and friendly."),
-        ("It's 1789, not 1798.", None),
+        ("Be kinder to the student.", "Be warm and friendly. Be kinder to the student."),
+        ("It's 1789, not 1798.", "It's 1789, not 1798."),
     ],
 )
-def test_common_wishes_are_said_plainly(text: str, order: str | None) -> None:
-    assert plain_wishes(text) == order
+def test_common_wishes_are_said_plainly(text: str, order: str) -> None:
+    assert instruction(text) == order
 
 
 def test_a_hint_stands_behind_a_role() -> None:
@@ -103,6 +102,19 @@ SAME = "the person's own words, as they are"
         (
             "Stop making lists. One short sentence is all I need.",
             "Answer in one short sentence. Do not use lists.",
+        ),
+        (
+            "Shorter please: one short and friendly sentence.",
+            "Answer in one short friendly sentence. Be warm and friendly.",
+        ),
+        # Four orders are one too many: the tone is said with the length.
+        (
+            "That's too general. Use the pupil's name, in one friendly sentence.",
+            "Answer in one friendly sentence. Be specific. Use the person's name.",
+        ),
+        (
+            "It could be about anybody. Use the name, warmly and in one short sentence.",
+            "Answer in one short friendly sentence. Be specific. Use the person's name.",
         ),
         ("No more than two sentences.", "Answer in at most two sentences."),
         ("Two or three sentences, please.", "Answer in two or three sentences."),
@@ -200,7 +212,6 @@ def test_a_hint_says_what_was_said(text: str, expected: str) -> None:
 
 
 def test_orders_that_contradict_each_other_are_left_to_the_words() -> None:
-    assert plain_wishes("More formal. Less formal.") is None
     assert instruction("More formal. Less formal.") == "More formal. Less formal."
 
 
@@ -209,16 +220,19 @@ def test_the_same_wishes_give_the_same_hint_in_any_order() -> None:
     assert one == hint("One short sentence, please. No lists.")
 
 
-def test_the_other_framings_are_kept_for_comparison() -> None:
+def test_the_same_words_can_be_handed_over_in_several_ways() -> None:
     found = candidates(Case(request="q", response="a", next="Make it warmer and mention the dog."))
-    assert found[1] == "Be warm and friendly."
-    assert found[-1] == "Make it warmer and mention the dog."
+    assert found == [
+        "Be warm and friendly. Make it warmer and mention the dog.",
+        'The user wants: "Make it warmer and mention the dog." Follow this in every answer.',
+        "Make it warmer and mention the dog.",
+    ]
     assert len(found) == len(FRAMES)
 
 
-async def test_the_hinter_gives_the_first() -> None:
+async def test_the_hinter_gives_the_best_first() -> None:
     case = Case(request="q", response="a", next="Reply in Spanish.")
-    assert await WordHinter().hint(case) == "Answer in Spanish."
+    assert (await WordHinter().hints(case, 3))[0] == "Answer in Spanish."
 
 
 def test_a_wish_is_found_around_what_was_pasted() -> None:

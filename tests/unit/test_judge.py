@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from instar.config import Config, CustomJudge
 from instar.config_load import load_config
 from instar.errors import ConfigError
 from instar.judge.custom import load_custom, to_vote
 from instar.judge.hints import WordHinter
-from instar.judge.next_state import Case, case_of
-from instar.judge.panel import JUDGES, PanelJudge, make_judge, tally
-from instar.judge.rules import rule_vote, tool_vote
+from instar.judge.next_state import Case, ToolResult, case_of
+from instar.judge.panel import JUDGES, PanelJudge, make_judge, nearest, tally
+from instar.judge.rules import rule_vote
 from instar.synthetic import strip
 from instar.types import Message, NextState, Sampling, Turn, Verdict
 
@@ -80,13 +81,25 @@ def panel(votes: Sequence[int | None] | Exception, **settings: Any) -> PanelJudg
         ([7, 7], 0.5, None),
         ([1, 1, 0, -1], 0.5, None),
         ([1, 1, 0, -1], 0.3, 1),
-        ([1, 1, 1, 1, -1], 0.8, None),
+        ([1, 1, 1, 1, -1], 0.8, 1),
+        ([1, 1, 1, -1, -1], 0.6, 1),
+        ([1, 1, 1, 0, -1], 0.6, 1),
+        ([1, 1, 1, -1, -1], 0.61, None),
+        ([1, 1, -1, 0, None], 0.5, None),
         ([1, 1, 1, 1, 1], 1.0, 1),
         ([1, None, None], 0.6, 1),
     ],
 )
 def test_votes_become_a_label(votes: list[int | None], threshold: float, label: int | None) -> None:
     assert tally(votes, threshold=threshold) == label
+
+
+@pytest.mark.parametrize(
+    ("votes", "label"),
+    [([1, 1, 0], 1), ([1, 1, -1], 0), ([1, 0], None), ([-1, None, -1], -1), ([None], None)],
+)
+def test_a_mean_of_votes_is_the_nearest_label(votes: list[int | None], label: int | None) -> None:
+    assert nearest(votes) == label
 
 
 async def test_a_verdict_carries_its_votes() -> None:
@@ -169,6 +182,82 @@ def test_all_tool_results_are_seen_and_not_only_the_last() -> None:
     assert rule_vote(case) == -1
 
 
+MIXED = (
+    said("exit code: 0", "tool"),
+    said("exit code: 2 make: *** Error", "tool"),
+    said("hm, stop, what happened?"),
+)
+
+
+def test_tool_results_before_a_persons_words_are_part_of_the_next_state() -> None:
+    case = case_of(turn(MIXED))
+    assert case is not None
+    assert case.whole == "exit code: 0\n\nexit code: 2 make: *** Error\n\nhm, stop, what happened?"
+    assert [one.text for one in case.tools] == ["exit code: 0", "exit code: 2 make: *** Error"]
+    assert [(one.role, one.next) for one in case.pieces()] == [
+        ("tool", "exit code: 0"),
+        ("tool", "exit code: 2 make: *** Error"),
+        ("user", "hm, stop, what happened?"),
+    ]
+    assert case.history == ""
+    assert rule_vote(case) == -1
+
+
+@pytest.mark.parametrize(
+    ("words", "tool", "vote"),
+    [
+        ("👍", "exit code: 1", 1),
+        ("👎", "exit code: 0", -1),
+        ("And now?", "exit code: 0", 1),
+        ("And now?", "exit code: 1", -1),
+        ("That's fine, thanks!", "exit code: 1", None),
+        ("That's wrong.", "exit code: 0", None),
+        ("And now?", "The blue whale is large.", None),
+    ],
+)
+def test_rules_let_the_person_have_the_last_word(words: str, tool: str, vote: int | None) -> None:
+    results = (ToolResult(text=tool),)
+    assert rule_vote(Case(request="", response="", next=words, results=results)) == vote
+
+
+async def test_an_own_class_is_shown_the_whole_next_state(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "class Seen:\n    def compute_reward(self, prompt, response, next_feedback):\n"
+        "        return 1.0 if next_feedback == 'exit code: 2\\n\\nwhat now?' else -1.0\n\n\n"
+        "class SeenInMany:\n    def batch_compute_rewards(self, batch):\n"
+        "        return [1.0 if one['feedback'] == 'exit code: 2\\n\\nwhat now?' else -1.0"
+        " for one in batch]\n"
+    )
+    case = case_of(turn([said("exit code: 2", "tool"), said("what now?")]))
+    assert case is not None
+    for name in ("Seen", "SeenInMany"):
+        voter = load_custom(CustomJudge(path=f"{file}:{name}"))
+        assert await voter.votes(case, 2) == [1, 1]
+
+
+def test_each_tool_result_knows_its_call() -> None:
+    calls = [
+        {"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}}
+        for name in ("ls", "make")
+    ]
+    reply = {"role": "assistant", "content": "Let me see.", "tool_calls": calls}
+    results = [
+        {"role": "tool", "tool_call_id": "make", "content": "m"},
+        {"role": "tool", "tool_call_id": "ls", "content": "l"},
+    ]
+    by_id = case_of(turn(results, reply=reply))
+    assert by_id is not None
+    assert by_id.tools == (
+        ToolResult(text="m", call="make({})"),
+        ToolResult(text="l", call="ls({})"),
+    )
+    renamed = [{**one, "tool_call_id": f"x{at}"} for at, one in enumerate(results)]
+    by_place = case_of(turn(renamed, reply=reply))
+    assert by_place is not None
+    assert [one.call for one in by_place.tools] == ["ls({})", "make({})"]
+
+
 def test_the_last_message_is_not_taken_for_the_reply_where_a_client_made_it() -> None:
     synthetic = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nnow\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
     listed = {"role": "user", "content": [{"type": "text", "text": synthetic}]}
@@ -185,7 +274,7 @@ def test_the_person_has_the_last_word_over_a_tool() -> None:
     case = case_of(turn([said("exit code: 1", "tool"), said("That's fine, thanks!")]))
     assert case is not None
     assert (case.role, case.next) == ("user", "That's fine, thanks!")
-    assert "exit code: 1" in case.history
+    assert rule_vote(case) is None  # an error that they may have called fine is no sure thing
 
 
 def test_tool_calls_are_part_of_the_reply() -> None:
@@ -220,30 +309,7 @@ def test_synthetic_text_is_taken_out(text: str, left: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "vote"),
-    [
-        ("exit code: 0\nerror: none", 1),
-        ("Process exited with code 127", -1),
-        ("Traceback (most recent call last):\nKeyError: 'k'", -1),
-        ("12 passed, 0 failed", 1),
-        ("1 failed, 11 passed", -1),
-        ('{"error": null, "result": 4}', 1),
-        ('{"success": false}', -1),
-        ("HTTP/1.1 404 Not Found", -1),
-        ("cat: x: Permission denied", -1),
-        ("[]", 0),
-        ("", 0),
-        ("No results found.", 0),
-        ("def f():\n    raise ValueError('x is missing')", None),
-        ("The blue whale is large.", None),
-    ],
-)
-def test_rules_read_tool_results(text: str, vote: int | None) -> None:
-    assert tool_vote(text) == vote
-
-
-@pytest.mark.parametrize(
-    ("text", "vote"), [("👍", 1), ("👎", -1), ("👍 but no", None), ("ok", None)]
+    ("text", "vote"), [("👍", 1), ("👎", -1), ("👍👍", 1), ("👍 but no", None), ("ok", None)]
 )
 def test_rules_read_thumbs(text: str, vote: int | None) -> None:
     assert rule_vote(Case(request="", response="", next=text)) == vote
@@ -265,12 +331,22 @@ class Many(Reward):
         return [self.compute_reward(i["prompt"], i["response"], i["feedback"]) for i in batch]
 
 
+class Later(Reward):
+    async def compute_reward(self, prompt, response, next_feedback):
+        return super().compute_reward(prompt, response, next_feedback)
+
+
+class ManyLater(Many):
+    async def batch_compute_rewards(self, batch):
+        return super().batch_compute_rewards(batch)
+
+
 class Nothing:
     pass
 """
 
 
-@pytest.mark.parametrize("name", ["Reward", "Many"])
+@pytest.mark.parametrize("name", ["Reward", "Many", "Later", "ManyLater"])
 async def test_an_own_class_judges(tmp_path: Path, name: str) -> None:
     file = tmp_path / "own.py"
     file.write_text(OWN)
@@ -289,7 +365,7 @@ async def test_an_own_class_judges(tmp_path: Path, name: str) -> None:
     [
         ("own.py", "expected FILE.py:Class"),
         ("missing.py:Reward", "is not here"),
-        ("own.py:Absent", "has no class Absent; it has Many, Nothing, Reward"),
+        ("own.py:Absent", "has no class Absent; it has Later, Many, ManyLater, Nothing, Reward"),
         ("own.py:Nothing", "neither compute_reward"),
     ],
 )
@@ -301,6 +377,24 @@ def test_an_own_class_that_cannot_judge_is_refused(tmp_path: Path, path: str, pr
 
 def test_rewards_that_are_no_numbers_are_no_votes() -> None:
     assert [to_vote(one) for one in (True, "1", None, 0, 0.0, 3)] == [None, None, None, 0, 0, 1]
+
+
+def test_a_tensor_of_one_number_is_a_reward() -> None:
+    rewards = [torch.tensor(0.5), torch.tensor([-2.0]), torch.tensor(float("nan")), torch.ones(2)]
+    assert [to_vote(one) for one in rewards] == [1, -1, None, None]
+    assert to_vote(torch.tensor(True)) is None
+    assert to_vote(torch.tensor(-0.5).numpy()[()]) == -1
+
+
+def test_an_own_class_may_be_a_dataclass_with_late_annotations(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n\n@dataclass\n"
+        "class Reward:\n    scale: float = 2.0\n\n"
+        "    def compute_reward(self, prompt, response, next_feedback):\n"
+        "        return self.scale\n"
+    )
+    assert load_custom(CustomJudge(path=f"{file}:Reward")).model.scale == 2.0
 
 
 def test_every_kind_of_judge_has_settings() -> None:

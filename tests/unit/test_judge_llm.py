@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
 from instar.config import LlmJudge
+from instar.config_load import load_config
 from instar.errors import ConfigError, JudgeError
 from instar.judge.hints import WordHinter
 from instar.judge.llm import (
@@ -20,8 +23,8 @@ from instar.judge.llm import (
     read_hint,
     read_score,
 )
-from instar.judge.next_state import Case
-from instar.judge.panel import PanelJudge
+from instar.judge.next_state import Case, ToolResult
+from instar.judge.panel import PanelJudge, make_judge
 
 CASE = Case(
     request="Name a river.",
@@ -76,7 +79,7 @@ async def test_the_request_the_history_and_the_whole_next_state_are_shown() -> N
 
     def answer(request: httpx.Request) -> httpx.Response:
         asked.append(json.loads(request.content))
-        assert request.headers["x-no-train"] == "1"
+        assert request.headers["x-no-record"] == request.headers["x-no-train"] == "1"
         assert str(request.url) == "http://judge/v1/chat/completions"
         return httpx.Response(200, json={"choices": [{"message": {"content": '{"score": 0}'}}]})
 
@@ -112,10 +115,93 @@ def test_only_a_clear_score_counts(text: str, score: int | None) -> None:
 async def test_hints_have_at_most_three_sentences() -> None:
     text = json.dumps({"hint": "One. Two! Three? Four."})
     hinter = LlmHinter(endpoint=endpoint(replies(iter([text]))))
-    assert await hinter.hint(CASE) == "One. Two! Three?"
+    assert await hinter.hints(CASE, 1) == ["One. Two! Three?"]
     assert read_hint('{"hint": null}') is None
     assert read_hint('{"hint": "  "}') is None
     assert read_hint("nothing") is None
+
+
+def hinted(*hints: str | int | None) -> LlmHinter:
+    texts = (one if isinstance(one, int) else json.dumps({"hint": one}) for one in hints)
+    return LlmHinter(endpoint=endpoint(replies(iter(list(texts)))))
+
+
+async def test_as_many_hints_are_asked_for_as_votes_and_the_most_frequent_comes_first() -> None:
+    assert await hinted("Be brief.", "No lists.", "No lists.").hints(CASE, 3) == [
+        "No lists.",
+        "Be brief.",
+    ]
+    assert await hinted(500, "Be brief.", None).hints(CASE, 3) == ["Be brief."]
+    assert await hinted(None, "Be brief.", None).hints(CASE, 3) == []
+    with pytest.raises(JudgeError):
+        await hinted(500, 500).hints(CASE, 2)
+
+
+async def test_all_hints_stay_with_the_opinion() -> None:
+    voter = LlmVoter(endpoint=endpoint(replies(iter(['{"score": -1}'] * 2))))
+    judge = PanelJudge(voter=voter, hinter=hinted("Be brief.", "No lists."), count=2)
+    opinion = await judge.consider(CASE)
+    assert opinion.hints == ("Be brief.", "No lists.")
+    assert opinion.hint == "Be brief."
+
+
+def slow(late: int) -> Endpoint:
+    """Every answer after `late` ones never comes."""
+    asked = 0
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal asked
+        asked += 1
+        if asked > late:
+            await asyncio.sleep(60)
+        content = '{"score": -1, "hint": "Be brief."}'
+        return httpx.Response(200, json={"choices": [{"message": {"content": content}}]})
+
+    return Endpoint(
+        client=httpx.AsyncClient(
+            base_url="http://judge/v1/", transport=httpx.MockTransport(answer), timeout=60
+        ),
+        model="m",
+    )
+
+
+async def test_a_vote_that_never_comes_takes_no_other_with_it() -> None:
+    judge = PanelJudge(
+        voter=LlmVoter(endpoint=slow(2), timeout_s=0.1),
+        hinter=LlmHinter(endpoint=slow(1), timeout_s=0.1),
+        count=3,
+        timeout_s=0.1,
+    )
+    opinion = await judge.consider(CASE)
+    assert (opinion.label, opinion.votes) == (-1, (-1, -1, None))
+    assert opinion.hints == ("Be brief.",)
+
+
+async def test_votes_of_which_none_comes_are_a_failure() -> None:
+    voter = LlmVoter(endpoint=slow(0), timeout_s=0.05)
+    with pytest.raises(JudgeError, match=r"gave no answer within 0\.05 s"):
+        await voter.votes(CASE, 2)
+
+
+async def test_the_config_tells_the_llm_how_long_it_may_take() -> None:
+    config = load_config(
+        None,
+        ["evaluation.judge.type=llm", "evaluation.judge_model=m", "evaluation.judge.timeout_s=7"],
+    ).config
+    judge = make_judge(config, folder=lambda: Path("nowhere"))
+    assert isinstance(judge.voter, LlmVoter)
+    assert (judge.voter.timeout_s, judge.timeout_s) == (7, 7)
+
+
+def test_tool_results_before_a_persons_words_are_shown_as_what_happened_next() -> None:
+    results = (ToolResult(text="exit code: 0"), ToolResult(text="x" * 9000))
+    case = Case(request="q", response="a", next="what happened?", results=results, history="h")
+    assert describe(case) == (
+        "[earlier]\nh\n\n[request]\nq\n\n[answer]\na\n\n"
+        "[what happened next (tool result 1 of 2)]\nexit code: 0\n\n"
+        f"[what happened next (tool result 2 of 2)]\n{'x' * 9000}\n\n"
+        "[what happened next (the person's reply)]\nwhat happened?"
+    )
 
 
 def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

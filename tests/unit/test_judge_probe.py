@@ -15,12 +15,20 @@ from instar.cli import app
 from instar.errors import ConfigError, ModelError
 from instar.judge.encoder import Encoder
 from instar.judge.features import NAMES, features
-from instar.judge.fit import CASES, Labelled, Recipe, fit_features, read_cases
+from instar.judge.fit import BLIND, CASES, Labelled, Recipe, fit_features, read_cases
 from instar.judge.head import SHIPPED, load_head
 from instar.judge.hints import WordHinter
-from instar.judge.next_state import Case
+from instar.judge.next_state import Case, ToolResult
 from instar.judge.panel import PanelJudge, tally
-from instar.judge.probe import Calibration, Probe, calibrate, load_calibrations, save_calibrations
+from instar.judge.probe import (
+    Calibration,
+    Probe,
+    calibrate,
+    joined,
+    load_calibrations,
+    save_calibrations,
+    set_damaged_aside,
+)
 from instar.judge.report import agreement
 
 SMALL = Recipe(components=4, networks=3, units=8, steps=60, folds=2, dropout=0.1)
@@ -145,9 +153,26 @@ def test_calibrations_come_back_from_disk(tmp_path: Path) -> None:
     save_calibrations(found, tmp_path)
     assert load_calibrations(tmp_path) == found
     assert load_calibrations(tmp_path / "none") == {}
-    (tmp_path / "calibration.json").write_text("[")
-    with pytest.raises(ConfigError, match="instar judge calibrate"):
-        load_calibrations(tmp_path)
+    for damaged in (
+        "[",
+        "[]",
+        '{"ann": {}}',
+        '{"ann": {"bias": [1], "temperature": 1, "pairs": 1}}',
+    ):
+        (tmp_path / "calibration.json").write_text(damaged)
+        with pytest.raises(ConfigError, match="instar judge calibrate"):
+            load_calibrations(tmp_path)
+
+
+def test_a_damaged_calibration_is_put_aside_for_a_new_one(tmp_path: Path) -> None:
+    assert set_damaged_aside(tmp_path) is None
+    save_calibrations({"ann": Calibration(pairs=3)}, tmp_path)
+    assert set_damaged_aside(tmp_path) is None
+    (tmp_path / "calibration.json").write_text("{")
+    aside = set_damaged_aside(tmp_path)
+    assert aside is not None
+    assert aside.read_text() == "{"
+    assert load_calibrations(tmp_path) == {}
 
 
 def test_bad_cases_are_named(tmp_path: Path) -> None:
@@ -155,6 +180,8 @@ def test_bad_cases_are_named(tmp_path: Path) -> None:
     file.write_text('{"request":"a","response":"b","next":"c","role":"user","label":2}\nno\n')
     with pytest.raises(ConfigError, match=r"line 1: .*label is 2.*line 2"):
         read_cases(file)
+    with pytest.raises(ConfigError, match=r"missing\.jsonl cannot be read"):
+        read_cases(tmp_path / "missing.jsonl")
 
 
 def test_scoring_reports_bad_lines_and_loses_nothing(tmp_path: Path) -> None:
@@ -209,6 +236,25 @@ def test_scoring_says_so_where_the_judge_cannot_be_asked(
     assert (row["label"], row["votes"]) == (None, [None])
 
 
+@pytest.mark.parametrize(
+    ("place", "problem"), [("none/x.jsonl", "there is no folder"), (".", "it is a folder")]
+)
+def test_scoring_says_before_it_begins_that_its_file_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, problem: str
+) -> None:
+    def opened(*_: object) -> None:
+        raise AssertionError("it began")
+
+    monkeypatch.setattr("instar.commands.judge.open_judge", opened)
+    file = tmp_path / "in.jsonl"
+    file.write_text(json.dumps(CASE))
+    output = ["--output", str(tmp_path / place)]
+    found = CliRunner().invoke(app, ["judge", "score", str(file), *output, "--home", str(tmp_path)])
+    assert found.exit_code == 2
+    assert "cannot be written" in found.stderr
+    assert problem in " ".join(found.stderr.split())
+
+
 def test_report_of_an_empty_home(tmp_path: Path) -> None:
     found = CliRunner().invoke(app, ["judge", "report", "--home", str(tmp_path), "--json"])
     assert found.exit_code == 0, found.output
@@ -222,6 +268,12 @@ def test_report_of_an_empty_home(tmp_path: Path) -> None:
     }
 
 
+def _set(one: Labelled) -> str:
+    if one.kind == "tone_blind":
+        return one.kind
+    return "others_blind" if BLIND in one.kind else "mixed"
+
+
 @pytest.fixture(scope="module")
 def probe() -> Probe:
     head = load_head(SHIPPED)
@@ -231,13 +283,11 @@ def probe() -> Probe:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("tone", [False, True])
-async def test_the_probe_is_right_on_cases_it_never_saw(probe: Probe, tone: bool) -> None:
-    held_out = [
-        one
-        for one in read_cases(CASES)
-        if one.split == "test" and (one.kind == "tone_blind") == tone
-    ]
+@pytest.mark.parametrize("which", ["mixed", "tone_blind", "others_blind"])
+async def test_the_probe_is_right_on_cases_it_never_saw(probe: Probe, which: str) -> None:
+    """`blind` ones come from people who knew neither the judge nor its other cases."""
+    held_out = [one for one in read_cases(CASES) if one.split == "test" and which == _set(one)]
+    held_out = held_out[:: max(1, len(held_out) // 200)]
     chances = probe.logits([one.case for one in held_out]).softmax(-1).mean(0)
     found = [int(best) - 1 for best in chances.argmax(-1)]
     table = agreement([(one.label, label) for one, label in zip(held_out, found, strict=True)])
@@ -270,3 +320,56 @@ async def test_the_probe_votes(probe: Probe) -> None:
     assert len(votes) == 3
     assert tally(votes) == 1
     assert await probe.votes(thanks, 1) == [1]
+
+
+SHAPES = [
+    ('{"output":"tests/test_a.py ..F\\n","metadata":{"exit_code":1,"duration_seconds":0.6}}', -1),
+    ("exit code: 0\nall ok\n\nexit code: 2\nmake: *** Error", -1),
+    ("5 passed in 0.2s\n\nmake: *** [all] Error 2", -1),
+    ("main.c:12:5: error: expected ';' before 'return'\n  12 | return 0;", -1),
+    ('Traceback (most recent call last):\n  File "a.py", line 3\n    return 1\nKeyError: 1', -1),
+    ('{"output":"3 passed\\n","metadata":{"exit_code":0}}', 1),
+    ("exit code: 0\nworker 3 failed with an error, retried", 1),
+]  # fmt: skip
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("text", "label"), SHAPES)
+async def test_the_probe_believes_what_cannot_be_mistaken(
+    probe: Probe, text: str, label: int
+) -> None:
+    case = Case(request="Run it.", response='bash({"command": "make"})', next=text, role="tool")
+    assert await probe.votes(case, 3) == [label] * 3
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("words", "results", "label"),
+    [
+        ("hm, stop, what happened?", ("exit code: 0", "exit code: 2\nmake: *** Error"), -1),
+        ("hm, stop, what happened?", ("exit code: 2\nmake: *** Error", "exit code: 0"), -1),
+        ("And what is the weather?", ("exit code: 0",), 1),
+        ("And what is the weather?", (), 0),
+        ("That's fine, thank you!", ("exit code: 2",), 1),
+        ("No, that's wrong, I said Rust.", ("exit code: 0",), -1),
+    ],
+)
+async def test_tools_speak_where_the_words_do_not(
+    probe: Probe, words: str, results: tuple[str, ...], label: int
+) -> None:
+    told = tuple(ToolResult(text=one) for one in results)
+    case = Case(request="Build it.", response="make({})", next=words, results=told)
+    assert tally(await probe.votes(case, 3)) == label
+
+
+def test_one_failure_among_results_decides_and_words_that_say_something_win() -> None:
+    good, bad, open_ = [0.1, 0.1, 0.8], [0.9, 0.05, 0.05], [0.2, 0.7, 0.1]
+    one = joined(torch.tensor([[good, bad]]), spoken=False)
+    torch.testing.assert_close(one, torch.tensor([bad]))
+    # No failure: the mean of both.
+    two = joined(torch.tensor([[good, open_]]), spoken=False)
+    torch.testing.assert_close(two, torch.tensor([[0.15, 0.4, 0.45]]))
+    # 0.7 of the words is open: 0.2 + 0.7 * 0.9, 0.7 * 0.05, 0.1 + 0.7 * 0.05
+    three = joined(torch.tensor([[good, bad, open_]]), spoken=True)
+    torch.testing.assert_close(three, torch.tensor([[0.83, 0.035, 0.135]]))
+    torch.testing.assert_close(joined(torch.tensor([[open_]]), spoken=True), torch.tensor([open_]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -29,6 +30,7 @@ from instar.commands.judge_show import (
     fitted_json,
     label_counts,
     print_agreement,
+    print_sets,
 )
 from instar.commands.serve import LogLevel, log_to, until_stopped
 from instar.errors import ConfigError
@@ -72,11 +74,16 @@ def score(
         lines = json_lines(cases)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{cases} cannot be read: {error}") from None
+    if output is not None:
+        _must_be_writable(output)  # scoring takes long: say now what would be in vain
     rows = asyncio.run(_score_lines(open_judge(config, home), lines))
     written = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     bad = {at: row["error"] for at, row in enumerate(rows, 1) if "error" in row}
     if output is not None:
-        output.write_text(written, encoding="utf-8")
+        try:
+            output.write_text(written, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--output {output} cannot be written: {error.strerror}") from None
     if as_json:
         shown = {"output": str(output)} if output else {"results": rows}
         print_json({"lines": len(rows), "bad": bad, "labels": label_counts(rows), **shown})
@@ -200,6 +207,7 @@ def train(
         print_json({"folder": str(folder), **fitted_json(fitted)})
         return
     print_agreement(fitted.agreement, rows="label")
+    print_sets(fitted)
     typer.echo(f"The head is in {folder}.")
 
 
@@ -213,23 +221,27 @@ def calibrate(
 ) -> None:
     """Fit the judge to the people who gave explicit feedback, each by their own."""
     from instar.judge.next_state import case_of
-    from instar.judge.probe import Probe, load_calibrations, save_calibrations
+    from instar.judge.probe import Probe, save_calibrations, set_damaged_aside
 
     config = resolve_last(home=home, file=file, sets=sets)
     home = ready_home(home)
-    found = [one for one in ask(config, home, lambda store: all_turns(store, owner)) if told(one)]
-    panel = open_judge(config, home)
-    if not isinstance(panel.voter, Probe):
+    if config.evaluation.judge.type != "probe":
         raise ConfigError("only evaluation.judge.type probe is fitted to people")
+    if (aside := set_damaged_aside(home / "judge")) is not None:
+        typer.echo(f"What was known of people cannot be read, it is in {aside} now.", err=True)
+        owner = None  # what is written anew must not leave out the others
+    found = [one for one in ask(config, home, lambda store: all_turns(store, owner)) if told(one)]
+    probe = open_judge(config, home).voter
+    assert isinstance(probe, Probe)
     pairs: dict[str, list[tuple[Any, int]]] = {}
     for turn in found:
         case = case_of(turn)
         if case is not None and turn.verdict is not None:
             pairs.setdefault(turn.owner, []).append((case, turn.verdict.score))
-    known = load_calibrations(home / "judge")
     for name, own in pairs.items():
         cases, scores = zip(*own, strict=True)
-        known[name] = panel.voter.recalibrate(name, cases, scores)
+        probe.recalibrate(name, cases, scores)
+    known = probe.calibrations
     save_calibrations(known, home / "judge")
     if as_json:
         print_json({name: asdict(one) for name, one in known.items()})
@@ -307,20 +319,32 @@ def told(turn: Turn) -> bool:
 
 def judged(turn: Turn) -> Judged | None:
     """A turn as the report's alarms see it; None without a verdict."""
-    from instar.judge.next_state import message_text
+    from instar.judge.next_state import case_of, message_text
     from instar.judge.report import Judged
-    from instar.judge.rules import is_tool_error
+    from instar.judge.tool_results import any_failed
 
     if turn.verdict is None or turn.kind != "main":
         return None
-    following = turn.next_state.messages if turn.next_state else ()
-    results = [message_text(one) for one in following if one.get("role") == "tool"]
+    case = case_of(turn)
     text = message_text(turn.reply)
     return Judged(
         score=turn.verdict.score,
-        tool_error=any(map(is_tool_error, results)) if results else None,
+        tool_error=None if case is None else any_failed(case),
         asks=not turn.reply.get("tool_calls") and text.rstrip().endswith(("?", "?", "؟")),
     )
+
+
+def _must_be_writable(output: Path) -> None:
+    """Raises ConfigError that says why a file could not be written there."""
+    if output.is_dir():
+        problem = "it is a folder"
+    elif not output.parent.is_dir():
+        problem = f"there is no folder {output.parent}"
+    elif not os.access(output if output.exists() else output.parent, os.W_OK):
+        problem = "permission denied"
+    else:
+        return
+    raise ConfigError(f"--output {output} cannot be written: {problem}")
 
 
 async def all_turns(store: TurnStore, owner: str | None) -> list[Turn]:

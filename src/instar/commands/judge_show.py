@@ -36,7 +36,15 @@ def fitted_json(fitted: Fitted) -> dict[str, Any]:
         {"kind": one.kind, "next": one.case.next, "label": one.label, "found": found}
         for one, found in fitted.missed
     ]
-    return {**agreement_json(fitted.agreement), "missed": missed}
+    sets = {name: agreement_json(table) for name, table in fitted.sets.items()}
+    return {**agreement_json(fitted.agreement), "sets": sets, "missed": missed}
+
+
+def print_sets(fitted: Fitted) -> None:
+    for name, one in fitted.sets.items():
+        typer.echo(
+            f"{name}: {one.pairs} cases, accuracy {one.accuracy:.3f}, macro-F1 {one.macro_f1:.3f}"
+        )
 
 
 def print_agreement(table: Agreement, *, rows: str) -> None:

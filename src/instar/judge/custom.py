@@ -4,8 +4,9 @@
         def compute_reward(self, prompt: str, response: str, next_feedback: str) -> float: ...
         def batch_compute_rewards(self, batch): ...   # optional: {"prompt","response","feedback"}
 
-It is named as `file.py:Class`. A reward above the dead zone is +1, below it -1, inside it 0;
-one that is no number is no vote.
+It is named as `file.py:Class`; both methods may be `async def`. What they are given as feedback is
+the whole next state: all tool results, then what the person said. A reward above the dead zone is
++1, below it -1, inside it 0; one that is no number is no vote.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import asyncio
 import importlib.util
 import inspect
 import math
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,36 +28,51 @@ from instar.judge.next_state import Case
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomVoter:
-    """Asks the person's own class, in a thread: it may be slow."""
+    """Asks the person's own class, in a thread where it is not async: it may be slow."""
 
     model: Any
     dead_zone: float = 0.0
 
     async def votes(self, case: Case, count: int) -> Sequence[int | None]:
-        rewards = await asyncio.to_thread(self._rewards, [case] * count)
+        rewards = await self._rewards(case, count)
         if len(rewards) != count:
             raise JudgeError(f"batch_compute_rewards gave {len(rewards)} rewards for {count} items")
         return [to_vote(reward, dead_zone=self.dead_zone) for reward in rewards]
 
-    def _rewards(self, cases: Sequence[Case]) -> list[Any]:
+    async def _rewards(self, case: Case, count: int) -> list[Any]:
+        shown = {"prompt": case.request, "response": case.response, "feedback": case.whole}
         if hasattr(self.model, "batch_compute_rewards"):
-            batch = [
-                {"prompt": one.request, "response": one.response, "feedback": one.next}
-                for one in cases
-            ]
-            found = self.model.batch_compute_rewards(batch)
+            batch = [dict(shown) for _ in range(count)]
+            found = await _called(self.model.batch_compute_rewards, batch)
             # A tensor or an array, as the seed's returns one, becomes a list of numbers.
             return found.tolist() if hasattr(found, "tolist") else list(found)
-        return [self.model.compute_reward(one.request, one.response, one.next) for one in cases]
+        one = self.model.compute_reward
+        return [await _called(one, *shown.values()) for _ in range(count)]
+
+
+async def _called(method: Callable[..., Any], *arguments: Any) -> Any:
+    """What it returns, `async def` or not."""
+    found = await asyncio.to_thread(method, *arguments)
+    return await found if inspect.isawaitable(found) else found
 
 
 def to_vote(reward: object, *, dead_zone: float = 0.0) -> int | None:
-    """The sign of a reward, or None for what is no number."""
+    """The sign of a reward, or None for what is no number; a tensor of one number is that."""
+    if hasattr(reward, "item"):
+        reward = _number_in(reward)
     if isinstance(reward, bool) or not isinstance(reward, int | float) or math.isnan(reward):
         return None
     if abs(reward) <= dead_zone:
         return 0
     return 1 if reward > 0 else -1
+
+
+def _number_in(reward: Any) -> object:
+    """The number in a tensor or an array of one, or None in one of several."""
+    try:
+        return reward.item()
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def load_custom(settings: CustomJudge) -> CustomVoter:
@@ -90,6 +107,7 @@ def _class(file: Path, name: str) -> Any:
     spec = importlib.util.spec_from_file_location(f"instar_custom_{file.stem}", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look for their module there
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # somebody else's code

@@ -18,7 +18,7 @@ _NUMBER = (
 )
 _HOW = (
     r"(?:(?:very|really|short|brief|plain|simple|single|ordinary|normal|complete|full|clear|"
-    r"friendly|warm|crisp|easy) )*"
+    r"friendly|warm|kind|crisp|easy)(?:, and | and | but |, | ))*"
 )
 _AT_MOST = r"(?:(?:no|not) (?:more|longer) than|at (?:the )?most|max(?:imum)?(?: of)?|up to|under|"
 _AT_MOST += r"(?:less|fewer) than|below|within)"
@@ -68,8 +68,8 @@ def exact(text: str) -> Iterator[tuple[Order, tuple[int, int]]]:
 def _counted(match: re.Match[str]) -> str:
     unit = match["unit"] or match["unit2"]
     number = (match["n"] or "one").replace("a single", "one").replace("single", "one")
-    said = (match["how"] or match["how2"] or "").replace("brief", "short").split()
-    how = " ".join(word for word in said if word != "single")
+    said = (match["how"] or match["how2"] or "").replace("brief", "short").replace(",", " ").split()
+    how = " ".join(word for word in said if word not in ("single", "and", "but"))
     what = " ".join(part for part in (number, how, unit) if part)
     most = "at most " if match["most"] or match["max"] else ""
     return f"{'Use' if most and 'word' in unit else 'Answer ' + _with(unit)} {most}{what}."

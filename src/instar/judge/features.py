@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 from instar.judge.lexicon import count, lowered, names, patterns
 from instar.judge.next_state import Case
+from instar.judge.scorn import marked
+from instar.judge.tool_results import readings
 from instar.judge.wishes import asks, read, split
 
 CAP = 3
@@ -29,12 +31,6 @@ _CLEARED = re.compile(
     r"don't)\W+(?:\w+\W+){0,3}?"
     r"(?:mistakes?|errors?|problems?|issues?|warnings?|complaints?|complain|wrong|bugs?|broken|"
     r"crash\w*|miss|change|fault|better|happen)"
-)
-_SCORN = re.compile(
-    r"\bthanks for nothing|\boh,? (?:great|good|perfect|brilliant|wonderful|lovely|nice|wow)|"
-    r"\bso helpful\. not|\byeah,? right|\bcaptain obvious|\bgreat (?:job|work) \w+ing|\bgee,|"
-    r"\bjust (?:perfect|great)\b.*\.|\bpigs can fly|\bnobody asked|\bna (?:toll|super|prima)\b|"
-    r"\bcongratulations,|\bbravo[.,!]? \w|\.\.\. ?not\b|\bi see\.$|\bsure,? (?:because|and)"
 )
 _BLAMING = ("excess", "negation", "wrong", "complaint", "not_working", "not_asked")
 _READ, _PARTS = 600, 4
@@ -75,7 +71,7 @@ def features(case: Case) -> list[float]:
     values = [
         *counts.values(),
         *(0.0 if case.role == "tool" else min(_count(name, opening), 1.0) for name in _GROUPS),
-        *_tool_shapes(text, is_tool=case.role == "tool"),
+        *_tool_shapes(case),
         *_combinations(text, counts),
         *_shape(case.next),
         *_overlaps(case),
@@ -89,9 +85,10 @@ def _count(name: str, text: str) -> float:
     return float(min(count(text, name), CAP))
 
 
-def _tool_shapes(text: str, *, is_tool: bool) -> Iterator[float]:
-    for pattern in patterns("tools").values():
-        yield float(is_tool and pattern.search(text) is not None)
+def _tool_shapes(case: Case) -> Iterator[float]:
+    found = readings(case) if case.role == "tool" else []
+    for name in names("tools"):
+        yield float(any(name in one.shapes for one in found))
 
 
 def _combinations(text: str, counts: dict[str, float]) -> tuple[float, ...]:
@@ -101,7 +98,7 @@ def _combinations(text: str, counts: dict[str, float]) -> tuple[float, ...]:
         float(praised and counts["contrast"] > 0),
         float(_praise_is_negated(text)),
         float(_CLEARED.search(text) is not None),
-        float(_SCORN.search(text) is not None),
+        float(marked(text)),
         float(praised and not blamed and not counts["contrast"]),
         float(blamed and not praised),
     )

@@ -1,8 +1,9 @@
-"""Trains the probe's head: labelled cases in, a `Head` and its scores out, in seconds.
+"""Trains the probe's head: labelled cases in, a `Head` and its scores out.
 
-The frozen model reads each case once. The networks then learn from its states and from word
-counts; each on its own random weighting of the cases, so that their votes differ where the
-cases do not settle the matter. The temperature is fitted on cases a network was not shown.
+The frozen model reads each case once, which takes minutes; the rest takes seconds. The networks
+learn from its states and from word counts; each on its own random weighting of the cases, so that
+their votes differ where the cases do not settle the matter. The temperature is fitted on cases a
+network was not shown.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     import torch
 
 CASES = Path(__file__).parent / "data" / "cases.jsonl"
+BLIND = "blind"
+"""In the kind of cases that somebody wrote who knew neither the judge nor its other cases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +47,8 @@ class Recipe:
     """How the networks are trained."""
 
     layers: int = 16
-    context: bool = False
-    components: int = 128
+    context: bool = True
+    components: int = 256
     """Directions kept of the hidden states."""
     networks: int = 5
     units: int = 24
@@ -64,13 +67,19 @@ class Fitted:
     head: Head
     agreement: Agreement
     missed: tuple[tuple[Labelled, int | None], ...]
+    sets: dict[str, Agreement]
+    """The same for each set that was written after a head, and for the others."""
 
 
 def read_cases(file: Path) -> list[Labelled]:
     """A labelled set, one JSON object a line; every bad line is named."""
     found: list[Labelled] = []
     problems: list[str] = []
-    for number, line in enumerate(json_lines(file), 1):
+    try:
+        lines = json_lines(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
@@ -122,7 +131,7 @@ def case_from(row: dict[str, Any]) -> Case:
     role = row.get("role", "user")
     if role not in ("user", "tool"):
         raise ValueError(f'"role" is {role!r}, expected user or tool')
-    return Case(**texts, role=role)
+    return Case(request=texts["request"], response=texts["response"], next=texts["next"], role=role)
 
 
 def fit(
@@ -176,8 +185,20 @@ def fit_features(
     measured = _measure(Head(info=info, tensors=tensors), cases, hidden, words, test)
     table = agreement([(cases[at].label, found) for at, found in measured])
     scored = replace(info, accuracy=table.accuracy, macro_f1=table.macro_f1)
-    missed = tuple((cases[at], found) for at, found in measured if found != cases[at].label)
-    return Fitted(head=Head(info=scored, tensors=tensors), agreement=table, missed=missed)
+    return Fitted(
+        head=Head(info=scored, tensors=tensors),
+        agreement=table,
+        missed=tuple((cases[at], found) for at, found in measured if found != cases[at].label),
+        sets=_by_set([(cases[at], found) for at, found in measured]),
+    )
+
+
+def _by_set(measured: Sequence[tuple[Labelled, int | None]]) -> dict[str, Agreement]:
+    pairs: dict[str, list[tuple[int, int | None]]] = {}
+    for one, found in measured:
+        name = one.kind if BLIND in one.kind else "mixed"
+        pairs.setdefault(name, []).append((one.label, found))
+    return {name: agreement(some) for name, some in pairs.items()}
 
 
 def _measure(

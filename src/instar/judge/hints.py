@@ -8,14 +8,15 @@ without greetings, praise and filler, for all that the orders do not say.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from instar.judge.lexicon import count, lowered
+from instar.judge.lexicon import lowered
 from instar.judge.next_state import Case
-from instar.judge.orders import Order, sentences, settle
-from instar.judge.wishes import asks, read, split
+from instar.judge.orders import Order, joined, sentences, settle
+from instar.judge.said import instructive
+from instar.judge.scorn import scornful
+from instar.judge.wishes import read, split, unquoted
 
 MAX_SENTENCES = 3
 MAX_CHARS = 400
@@ -24,55 +25,21 @@ MOST_READ = 2000
 """Characters at either end of a long message in which wishes are looked for: the rest is pasted."""
 
 ROLE = "You are a helpful assistant."
-_FILLER = re.compile(
-    r"^(?:(?:ok(?:ay)?|hm+|um+|uh+|hey|hi|hello|please|pls|sorry|thanks?(?: you)?|honestly|wow|oh|"
-    r"ugh|danke|bitte|merci|gracias|grazie|obrigado)\b[\s,.!:;–—-]*"
-    # Before a comma these greet or judge; before a word they belong to it: "No lists".
-    r"|(?:well|so|yes|no+|nope|nah|look|actually|great|good|nice|cool|lovely|perfect|nein|non)\b"
-    r"\s*(?:[,.!:;–—-]+\s*|$))+",
-    re.IGNORECASE,
-)
-_BUT = re.compile(
-    r"^.*?\b(?:but|however|although|though|except(?: that)?|aber|mais|pero|ma|però|mas|maar|ale|"
-    r"ama|но)\b[\s,:]*|^.*?(?:但是|不过|ですが|لكن|लेकिन)[\s,,]*",
-    re.IGNORECASE | re.DOTALL,
-)
-_EMPTY = re.compile(
-    r"^\W*(?:(?:that|this|it|you|your answer|the answer)(?:'s| is| are|'re| was)? ?"
-    r"(?:just |still |so |all |totally |completely |simply )?"
-    r"(?:wrong|incorrect|bad|false|terrible|useless|nonsense|garbage|off|broken|wrong again|"
-    r"not (?:right|correct|true|it|helpful|good))|wrong(?: answer| again)?|try again|do it again|"
-    r"(?:please )?redo (?:this|it|that)|again|still broken|same error(?: as before)?|"
-    r"(?:it |that |this )?(?:still )?(?:doesn'?t|does not|didn'?t) work|"
-    r"(?:that|this|it)(?:'s| is|'?s| was|wasn'?t)? ?(?:not |n't )?(?:at all )?what i "
-    r"(?:asked|meant|wanted|said|needed)(?: for)?(?: at all)?|you (?:misunderstood(?: me)?|"
-    r"(?:didn'?t|did not) (?:answer|understand)(?: me| my question| the question)?|"
-    r"missed the point|made a mistake|keep doing that|always do this|broke it|"
-    r"aren'?t listening|'re not listening)|"
-    r"(?:das war|das ist) (?:leider )?nicht meine frage|(?:ce n'est|ce n'était) pas ma question|"
-    r"no (?:era|es) (?:eso|lo que pedí)|non è quello che ho chiesto|não foi isso que eu pedi|"
-    r"这不是我要的|そういう意味ではありません|"
-    r"not (?:quite|right|helpful|good)|really|seriously|what|huh|why)\W*$",
-    re.IGNORECASE,
-)
-_TELLING = ("length", "format", "tone")
-_ORDERING = ("change", "not_asked", "task")
-_PRAISING = ("praise", "thanks", "works", "accept")
-_WORD = re.compile(r"\w+")
 
 
 class Hinter(Protocol):
-    """One way to find a hint."""
+    """One way to find hints."""
 
-    async def hint(self, case: Case) -> str | None: ...
+    async def hints(self, case: Case, count: int) -> Sequence[str]:
+        """Candidates, the likeliest to serve first; from as many samples as there are votes."""
+        ...
 
 
 class WordHinter:
     """The embedded way: the person's own words, framed; no model is asked."""
 
-    async def hint(self, case: Case) -> str | None:
-        found = candidates(case)
-        return found[0] if found else None
+    async def hints(self, case: Case, count: int) -> Sequence[str]:
+        return candidates(case)
 
 
 def candidates(case: Case) -> list[str]:
@@ -87,28 +54,34 @@ def candidates(case: Case) -> list[str]:
     words = wish_words(case.next)
     if words is None:
         return []
-    found = [frame(words) for frame in FRAMES.values()]
-    return list(dict.fromkeys(one for one in found if one))
+    return list(dict.fromkeys(frame(words) for frame in FRAMES.values()))
 
 
 def wish_words(text: str) -> str | None:
-    """The part of a reply that says what should be different, in the person's words."""
+    """The part of a reply that says what should be different, in the person's words; a complaint
+    in plain orders."""
     if len(text) > 2 * MOST_READ:
         text = f"{text[:MOST_READ]}\n{text[-MOST_READ:]}"
-    parts = [part for sentence in split(text) if (part := _part(sentence))]
-    # Where nobody asks for anything, what is left over may say what is true: "It is Canberra."
-    kept = [one for one in parts if _told(one)] or [one for one in parts if _states(one)]
-    kept = [one[:1].upper() + one[1:] for one in kept][:MAX_SENTENCES]
+    return _cut(instructive(text))
+
+
+def told_outright(text: str) -> str | None:
+    """The instruction in words that were given as one, outside of the talk.
+
+    It is what the same words in a reply would give, else the words themselves: what a person says
+    outright is better than nothing. None where they only mock.
+    """
+    found = candidates(Case(request="", response="", next=text))
+    if found:
+        return found[0]
+    return _cut([one for one in split(text[:MOST_READ]) if not scornful(lowered(unquoted(one)))])
+
+
+def _cut(said: Sequence[str]) -> str | None:
+    kept = list(said[:MAX_SENTENCES])
     while len(kept) > 1 and len(" ".join(kept)) > MAX_CHARS:
         kept.pop()
     return " ".join(kept)[:MAX_CHARS].strip() or None
-
-
-def plain_wishes(words: str) -> str | None:
-    """Common wishes in plain orders, at most three; None where nothing common is wished."""
-    readings = [read(one) for one in split(words)]
-    orders = settle([order for reading in readings for order in reading.orders])
-    return " ".join(sentences(orders)[:MAX_SENTENCES]) or None
 
 
 def instruction(words: str) -> str:
@@ -128,7 +101,7 @@ def instruction(words: str) -> str:
     while spare and len(sentences(orders)) + len(own) > MAX_SENTENCES:
         orders = tuple(one for one in orders if one != spare[-1])
         spare.pop()
-    plain = sentences(orders)
+    plain = sentences(joined(orders, MAX_SENTENCES - len(own)))
     return words if len(plain) + len(own) > MAX_SENTENCES else " ".join([*plain, *own])
 
 
@@ -137,14 +110,13 @@ def _kept(wanted: Sequence[Order], orders: Sequence[Order]) -> bool:
     return all(one.about in about for one in wanted)
 
 
-FRAMES: dict[str, Callable[[str], str | None]] = {
+FRAMES: dict[str, Callable[[str], str]] = {
     "instruction": instruction,
-    "plain": plain_wishes,
     "quoted": lambda words: f'The user wants: "{words}" Follow this in every answer.',
-    "always": lambda words: f"Always follow this wish of the user: {words}",
-    "bare": lambda words: words,
+    "words": lambda words: words,
 }
-"""Ways to hand the person's words to a model, the best first (docs/learning.md says why)."""
+"""Ways to hand the person's words to a model, the one that mostly serves best first. Which of them
+is followed hangs on the words, so the trainer chooses (`learn/wording.py`)."""
 
 
 def teacher_system(hint: str, system: str | None = None) -> str:
@@ -154,44 +126,3 @@ def teacher_system(hint: str, system: str | None = None) -> str:
     replies as its whole system prompt, and in 7 of 10 behind "You are a helpful assistant."
     """
     return f"{(system or ROLE).rstrip()} {hint}"
-
-
-def _part(sentence: str) -> str | None:
-    """A sentence without its filler and the praise before a "but"; None if nothing is left."""
-    part = sentence
-    if (contrast := _BUT.match(part)) and len(part) - contrast.end() > 6:
-        before = lowered(part[: contrast.end()])
-        wished = _counts(before, _TELLING) or _counts(before, _ORDERING)
-        if _counts(before, _PRAISING) or not wished:
-            part = part[contrast.end() :]
-    part = _FILLER.sub("", part).strip()
-    return None if not part or _EMPTY.match(part) else part
-
-
-def _told(part: str) -> bool:
-    """Whether something is wished in it."""
-    text = lowered(part)
-    words = len(_WORD.findall(part))
-    telling = _counts(text, _TELLING)
-    ordering = _counts(text, _ORDERING)
-    blamed = _counts(text, ("negation", "wrong"))
-    praised = _counts(text, ("praise", "thanks"))
-    # Enough words with a "not" say something of substance: "It's 1789, not 1798".
-    if telling or (ordering and words >= 3) or (words >= 4 and blamed):
-        return True
-    if (words >= 2 and asks(text)) or read(part).orders:
-        return True
-    # Scripts without spaces have no words to count.
-    unspaced = len(part) >= 4 and not part.isascii()
-    return bool(unspaced and not praised and (blamed or ordering))
-
-
-def _states(part: str) -> bool:
-    """Whether it could say what is right where nothing is asked for."""
-    text = lowered(part)
-    unhappy = ("praise", "thanks", "complaint", "pause", "not_working")
-    return len(_WORD.findall(part)) >= 3 and "?" not in part and not _counts(text, unhappy)
-
-
-def _counts(text: str, names: Sequence[str]) -> int:
-    return sum(count(text, name) for name in names)

@@ -1,8 +1,8 @@
 """A judge behind any OpenAI-compatible endpoint, asked m times.
 
 It is shown the request, what was said before, the reply and the WHOLE next state, and answers
-with JSON or a boxed number. Anything else is an invalid vote (None). If no question could be
-put at all, that is an error and not a vote.
+with JSON or a boxed number. Anything else is an invalid vote (None), and so is one that does not
+come in time. If none came, that is an error and not a vote.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,8 @@ the answer to be changed (also its length, format or tone), even if they praise 
 the tool call failed. A tool's result exists because the assistant called the tool.
 - 0: a new topic, a neutral follow-up question, an answer to the assistant's question, small talk, \
 or an empty tool result.
+- Of several tool results one that failed decides. If the person spoke after them, their words \
+come first; where these say nothing about the answer, the tool results decide.
 
 Think briefly. Then end with one line of JSON and nothing after it: {"score": 1} or {"score": 0} \
 or {"score": -1}"""
@@ -73,8 +76,9 @@ class Endpoint:
                 {"role": "user", "content": user},
             ],
         }
-        # The endpoint may be instar itself: what a judge says is never a turn to learn from.
-        headers = {"X-No-Train": "1", "X-Turn-Type": "side"}
+        # The endpoint may be instar itself: what a judge is asked quotes what a person may have
+        # forgotten later, so nothing of it is kept there; an older one at least learns nothing.
+        headers = {"X-No-Record": "1", "X-No-Train": "1", "X-Turn-Type": "side"}
         try:
             answer = await self.client.post("chat/completions", json=body, headers=headers)
             answer.raise_for_status()
@@ -83,31 +87,48 @@ class Endpoint:
             raise JudgeError(f"{self.client.base_url} gave no answer: {error!r}") from error
         return content if isinstance(content, str) else ""
 
+    async def several(self, system: str, user: str, count: int, within_s: float) -> list[str]:
+        """Answers to one question asked so often, "" for each that failed or did not come within
+        the time. Raises JudgeError if there was none at all."""
+        asked = [asyncio.ensure_future(self.complete(system, user)) for _ in range(count)]
+        try:
+            done, _ = await asyncio.wait(asked, timeout=within_s)
+        finally:
+            for one in asked:
+                one.cancel()
+        problems = [one.exception() for one in done]
+        if None not in problems:
+            late = JudgeError(f"{self.client.base_url} gave no answer within {within_s:g} s")
+            raise next((one for one in problems if one is not None), late)
+        return [one.result() if one in done and not one.exception() else "" for one in asked]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmVoter:
     """One vote a sample."""
 
     endpoint: Endpoint
+    timeout_s: float = 60.0
 
     async def votes(self, case: Case, count: int) -> Sequence[int | None]:
         question = describe(case)
-        asked = (self.endpoint.complete(SCORE_PROMPT, question) for _ in range(count))
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        failures = [one for one in answers if isinstance(one, BaseException)]
-        if len(failures) == len(answers):
-            raise failures[0]
-        return [None if isinstance(one, BaseException) else read_score(one) for one in answers]
+        answers = await self.endpoint.several(SCORE_PROMPT, question, count, self.timeout_s)
+        return [read_score(one) for one in answers]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmHinter:
-    """Lets the model say what should have been different."""
+    """Lets the model say what should have been different, as often as there are votes."""
 
     endpoint: Endpoint
+    timeout_s: float = 60.0
 
-    async def hint(self, case: Case) -> str | None:
-        return read_hint(await self.endpoint.complete(HINT_PROMPT, describe(case)))
+    async def hints(self, case: Case, count: int) -> Sequence[str]:
+        answers = await self.endpoint.several(HINT_PROMPT, describe(case), count, self.timeout_s)
+        found = [hint for one in answers if (hint := read_hint(one)) is not None]
+        if 2 * len(found) < sum(1 for one in answers if one):
+            return []  # most say that the person did not tell what should be different
+        return [hint for hint, _ in Counter(found).most_common()]
 
 
 def open_endpoint(settings: LlmJudge, *, model: str | None) -> Endpoint:
@@ -135,15 +156,22 @@ def open_endpoint(settings: LlmJudge, *, model: str | None) -> Endpoint:
 
 def describe(case: Case) -> str:
     """The case as the model reads it; nothing of the next state is cut."""
-    kind = "tool result" if case.role == "tool" else "the person's reply"
-    history = case.history[-HISTORY_CHARS:]
     parts = [
-        ("earlier", history),
+        ("earlier", case.history[-HISTORY_CHARS:]),
         ("request", case.request),
         ("answer", case.response),
-        (f"what happened next ({kind})", case.next),
+        *((f"what happened next ({kind})", text) for kind, text in _following(case)),
     ]
     return "\n\n".join(f"[{title}]\n{text}" for title, text in parts if text or title != "earlier")
+
+
+def _following(case: Case) -> Iterator[tuple[str, str]]:
+    """The next state piece by piece, with who spoke."""
+    several = len(case.tools) > 1
+    for number, one in enumerate(case.tools, 1):
+        yield (f"tool result {number} of {len(case.tools)}" if several else "tool result"), one.text
+    if case.role == "user":
+        yield "the person's reply", case.next
 
 
 def read_score(text: str) -> int | None:

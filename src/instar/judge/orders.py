@@ -11,6 +11,9 @@ from typing import Any
 
 from instar.judge.lexicon import DATA
 
+_COUNTED = re.compile(r" (sentences?|paragraphs?|lines?)\.$")
+_FRIENDLY = re.compile(r"\b(?:friendly|warm|kind)\b")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
@@ -47,7 +50,20 @@ def _shortened(order: Order) -> Order:
     """ "Too long. One sentence, please" asks for a short one."""
     if "short" in order.text:
         return order
-    return replace(order, text=re.sub(r"(sentences?|paragraphs?)\.$", r"short \1.", order.text))
+    return replace(order, text=_COUNTED.sub(r" short \1.", order.text))
+
+
+def joined(orders: Sequence[Order], room: int) -> tuple[Order, ...]:
+    """Orders that take no more sentences than there is room for, if what is asked of the tone can
+    be said with the length: "one short sentence" and "be friendly" are "one short friendly one".
+    """
+    lengths = [one for one in orders if one.about == "length" and _COUNTED.search(one.text)]
+    if len(sentences(orders)) <= room or not lengths:
+        return tuple(orders)
+    friendly = replace(lengths[0], text=_COUNTED.sub(r" friendly \1.", lengths[0].text))
+    length = lengths[0] if _FRIENDLY.search(lengths[0].text) else friendly
+    left = [length if one == lengths[0] else one for one in orders if one.about != "warmth"]
+    return tuple(left) if len(left) < len(orders) else tuple(orders)
 
 
 def sentences(orders: Sequence[Order]) -> list[str]:

@@ -26,6 +26,8 @@ from instar.types import Hint, Turn, Verdict
 log = logging.getLogger(__name__)
 
 Label = Literal[-1, 0, 1]
+HANDOVER_S = 0.5
+"""What a judge that keeps the time itself gets, after it, to hand over the votes that came."""
 
 
 class Voter(Protocol):
@@ -42,17 +44,23 @@ class Opinion:
 
     label: Label | None
     votes: tuple[int | None, ...] = ()
-    hint: str | None = None
+    hints: tuple[str, ...] = ()
+    """Ways to say what should have been different; the trainer takes the one that teaches most."""
     failed: bool = False
     """Nobody could be asked; that says nothing about the turn."""
     problem: str | None = None
     """Why, where it failed."""
 
+    @property
+    def hint(self) -> str | None:
+        return self.hints[0] if self.hints else None
+
     def outcome(self) -> tuple[Verdict | None, Hint | None]:
         """As it is recorded: without a label there is neither."""
         if self.label is None:
             return None, None
-        hint = Hint(text=self.hint) if self.hint else None
+        ways = self.hints if len(self.hints) > 1 else ()
+        hint = Hint(text=self.hint, ways=ways) if self.hint else None
         return Verdict(score=self.label, votes=self.votes), hint
 
 
@@ -64,6 +72,7 @@ class PanelJudge:
     hinter: Hinter
     count: int = 1
     threshold: float = 0.5
+    aggregation: Literal["majority", "mean"] = "majority"
     timeout_s: float = 60.0
 
     async def judge(self, turn: Turn) -> tuple[Verdict | None, Hint | None]:
@@ -78,37 +87,47 @@ class PanelJudge:
     async def consider(self, case: Case) -> Opinion:
         """Ask, count, and look for a hint. Never raises: a failed judge is no verdict."""
         try:
-            async with asyncio.timeout(self.timeout_s):
+            async with asyncio.timeout(self.timeout_s + HANDOVER_S):
                 votes = tuple(await self.voter.votes(case, self.count))
         except Exception as error:  # any judge may be somebody else's code
             problem = str(error) or type(error).__name__
             log.warning("No verdict: %s", problem)
             return Opinion(label=None, votes=(None,) * self.count, failed=True, problem=problem)
-        label = tally(votes, threshold=self.threshold)
-        return Opinion(label=label, votes=votes, hint=await self._hint(case, label))
+        mean = self.aggregation == "mean"
+        label = nearest(votes) if mean else tally(votes, threshold=self.threshold)
+        return Opinion(label=label, votes=votes, hints=await self._hints(case, label))
 
-    async def _hint(self, case: Case, label: Label | None) -> str | None:
+    async def _hints(self, case: Case, label: Label | None) -> tuple[str, ...]:
         if label != -1:
-            return None  # only what went wrong can say what should have been different
+            return ()  # only what went wrong can say what should have been different
         try:
-            async with asyncio.timeout(self.timeout_s):
-                return await self.hinter.hint(case)
+            async with asyncio.timeout(self.timeout_s + HANDOVER_S):
+                return tuple(await self.hinter.hints(case, self.count))
         except Exception as error:
             log.warning("No hint: %s", str(error) or type(error).__name__)
-            return None
+            return ()
+
+
+def nearest(votes: Sequence[int | None]) -> Label | None:
+    """The label nearest to the mean of the valid votes; half-way between two there is none."""
+    valid = [vote for vote in votes if vote in (-1, 0, 1)]
+    if not valid or 2 * abs(sum(valid)) == len(valid):
+        return None
+    return cast(Label, round(sum(valid) / len(valid)))
 
 
 def tally(votes: Sequence[int | None], *, threshold: float = 0.5) -> Label | None:
-    """The label that more than `threshold` of the valid votes share, if one leads alone."""
+    """The label that at least `threshold` of the valid votes share, if one leads alone; of 0.5 it
+    takes more, for half is no majority."""
     valid = [vote for vote in votes if vote in (-1, 0, 1)]
     if not valid:
         return None
     (first, most), *others = Counter(valid).most_common()
     if others and others[0][1] == most:
         return None
-    # All of them are always enough, also where the threshold is 1.
-    agreed = most / len(valid) > threshold or most == len(valid)
-    return cast(Label, first) if agreed else None
+    share = most / len(valid)
+    enough = share > threshold if threshold == 0.5 else share >= threshold
+    return cast(Label, first) if enough else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +153,7 @@ def make_judge(
         hinter=hinter,
         count=evaluation.num_judges if evaluation.majority_voting else 1,
         threshold=evaluation.consensus_threshold,
+        aggregation=config.rollout_config.reward_computation.aggregation,
         timeout_s=evaluation.judge.timeout_s,
     )
 
@@ -155,7 +175,8 @@ def _llm(setup: Setup) -> tuple[Voter, Hinter]:
     hints = open_endpoint(
         settings, model=config.training.hint_extraction_model or config.evaluation.judge_model
     )
-    return LlmVoter(endpoint=endpoint), LlmHinter(endpoint=hints)
+    limit = settings.timeout_s
+    return LlmVoter(endpoint=endpoint, timeout_s=limit), LlmHinter(endpoint=hints, timeout_s=limit)
 
 
 def _rules(setup: Setup) -> tuple[Voter, Hinter]:

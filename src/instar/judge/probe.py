@@ -1,8 +1,9 @@
 """The embedded judge: a small head on the frozen model. No API, no GPU, about 0.1 s a turn.
 
-Several networks vote; one that is not sure enough gives no vote. Where a person has given
-explicit feedback, the votes on their turns are shifted towards how they use words
-(`calibrate`), by little from few pairs and by more from many.
+Several networks vote; one that is not sure enough gives no vote. The person's words and each tool
+result are read apart: words that say nothing of the reply leave it to the results, of which one
+that failed decides. Where a person has given explicit feedback, the votes on their turns are
+shifted towards how they use words (`calibrate`), by little from few pairs and by more from many.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from instar.judge.encoder import Encoder
 from instar.judge.features import features
 from instar.judge.head import LABELS, SHIPPED, Head, load_head
 from instar.judge.next_state import Case
+from instar.judge.rules import thumb_vote
+from instar.judge.tool_results import readings
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 CALIBRATIONS = "calibration.json"
 PULL = 2.0
 """How many pairs' worth of evidence holds a calibration at its start."""
+SURE = 0.98
+"""How likely what a tool's exit status says is made: no network has to guess at that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +80,19 @@ class Probe:
         """(networks, cases, 3), before any person's calibration."""
         import torch
 
-        words = torch.tensor([features(case) for case in cases])
-        return self._head.logits(self._encoder.encode(cases), words)
+        pieces = [case.pieces() for case in cases]
+        flat = [piece for one in pieces for piece in one]
+        words = torch.tensor([features(piece) for piece in flat])
+        chances = self._head.logits(self._encoder.encode(flat), words).softmax(-1)
+        for at, piece in enumerate(flat):
+            if (vote := _plain(piece)) is not None:
+                chances[:, at] = (1 - SURE) / 2
+                chances[:, at, LABELS.index(vote)] = SURE
+        each = torch.split(chances, [len(one) for one in pieces], dim=1)
+        told_of = [
+            joined(one, spoken=case.role == "user") for one, case in zip(each, cases, strict=True)
+        ]
+        return torch.stack(told_of, dim=1).clamp_min(1e-6).log()
 
     def recalibrate(self, owner: str, cases: Sequence[Case], scores: Sequence[int]) -> Calibration:
         """Learn from pairs of what happened next and what the person said of it."""
@@ -91,6 +107,37 @@ class Probe:
         if own is None:
             return logits
         return (logits + torch.tensor(own.bias)) / own.temperature
+
+
+def _plain(piece: Case) -> int | None:
+    """What needs no network: a lone thumb, a result that cannot be mistaken."""
+    if piece.role == "user":
+        return thumb_vote(piece.next)
+    (told,) = readings(piece)
+    return told.vote if told.sure else None
+
+
+def joined(pieces: torch.Tensor, *, spoken: bool) -> torch.Tensor:
+    """(networks, pieces, 3) as one: what the words leave open is for the results to say."""
+    if not spoken:
+        return _of_results(pieces)
+    words, results = pieces[:, -1], pieces[:, :-1]
+    if not results.shape[1]:
+        return words
+    neutral = LABELS.index(0)
+    told = words.clone()
+    told[:, neutral] = 0
+    return told + words[:, neutral, None] * _of_results(results)
+
+
+def _of_results(results: torch.Tensor) -> torch.Tensor:
+    """The likeliest failure of parallel calls if it is one, else what they say in the mean."""
+    import torch
+
+    worst = results[:, :, LABELS.index(-1)].argmax(1)
+    failed = results[torch.arange(len(results)), worst]
+    is_failure = failed.argmax(-1) == LABELS.index(-1)
+    return torch.where(is_failure[:, None], failed, results.mean(1))
 
 
 def _vote(chances: Sequence[float], least: float) -> int | None:
@@ -152,6 +199,16 @@ def save_calibrations(found: Mapping[str, Calibration], folder: Path) -> None:
     part.replace(folder / CALIBRATIONS)
 
 
+def set_damaged_aside(folder: Path) -> Path | None:
+    """Put a file that cannot be read out of the way of a new one; returns where it is then."""
+    file = folder / CALIBRATIONS
+    try:
+        load_calibrations(folder)
+    except ConfigError:
+        return file.replace(file.with_name(f"{CALIBRATIONS}.damaged"))
+    return None
+
+
 def load_calibrations(folder: Path) -> dict[str, Calibration]:
     """What people's feedback taught; empty where there is none yet."""
     file = folder / CALIBRATIONS
@@ -159,10 +216,16 @@ def load_calibrations(folder: Path) -> dict[str, Calibration]:
         return {}
     try:
         kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return {
-            owner: Calibration(**{**one, "bias": tuple(one["bias"])}) for owner, one in kept.items()
-        }
-    except (ValueError, TypeError, KeyError) as error:
+        return {owner: _calibration(one) for owner, one in kept.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
         raise ConfigError(
             f"{file} cannot be read: {error!r}. Write it again: instar judge calibrate"
         ) from error
+
+
+def _calibration(kept: Mapping[str, Any]) -> Calibration:
+    below, neutral, above = map(float, kept["bias"])
+    temperature = float(kept["temperature"])
+    return Calibration(
+        bias=(below, neutral, above), temperature=temperature, pairs=int(kept["pairs"])
+    )

@@ -40,6 +40,14 @@ _BREAK = re.compile(
     r"explain|please|just)\b"
 )
 _END = re.compile(_BREAK.pattern + r"|\b(?:and|that|which|because|so|und|et|y|e|en|i|и)\b")
+_QUOTED = re.compile(
+    r"\"[^\"\n]{1,200}\"|“[^”\n]{1,200}”|„[^“”\n]{1,200}[“”]|«[^»\n]{1,200}»"
+    r"|(?<!\w)'[^'\n]{1,80}'(?!\w)"
+)
+_WHY = re.compile(r"\W*(?:and |so |but )?why\b")
+_OWNERS = r"\b(?:my|your|our|his|her|their|its{}) (?:[\w-]+ )?$"
+_OWNER = {False: re.compile(_OWNERS.format("|the")), True: re.compile(_OWNERS.format(""))}
+"""Before a noun; "the essay" is the reply, "the list" may be anybody's."""
 _DENIED = re.compile(r"(?<!\w)(?:not|never|\w+n't|nicht|pas|niet|nie|não|non|no|не)(?!\w)")
 _CLAUSE = re.compile(r"[,;:.!?()\n–—。、,;:!?]| - |\bbut\b")
 _DESCRIBES = re.compile(
@@ -67,12 +75,20 @@ class _Wish:
     said: re.Pattern[str] | None
     complaint: re.Pattern[str] | None
     unwanted: re.Pattern[str] | None
+    excess: re.Pattern[str] | None
+    """What a reply may have too much of; naming it in a complaint means the order."""
     parts: re.Pattern[str] | None
 
 
 def split(words: str) -> list[str]:
     """Its sentences."""
-    return [one.strip() for one in _SENTENCE.findall(words) if one.strip()]
+    found: list[str] = []
+    for one in _SENTENCE.findall(words):
+        if found and found[-1].rstrip(" ")[-1:] in "\"'”»" and one.strip()[:1].islower():
+            found[-1] += one  # 'Drop the "Certainly!" at the start.'
+        elif one.strip():
+            found.append(one)
+    return [one.strip() for one in found]
 
 
 def read(sentence: str) -> Reading:
@@ -80,11 +96,41 @@ def read(sentence: str) -> Reading:
     if len(sentence) > LONGEST:
         return Reading(orders=(), covered=False)
     text = lowered(sentence)
-    found = list(_found(text))
+    found = list(_found(unquoted(text)))
     orders = settle([order for order, _ in found])
     kept = {order.about for order in orders}
     spans = [span for order, spans in found if order.about in kept for span in spans]
     return Reading(orders=orders, covered=bool(orders) and not _rest(text, spans))
+
+
+def unquoted(text: str) -> str:
+    """A text with blanks for what it quotes: who says "remove 'In conclusion'" names words of the
+    reply and wishes nothing by them."""
+    return _QUOTED.sub(lambda match: " " * len(match[0]), text)
+
+
+def against(text: str, *, owned: bool = False) -> tuple[Order, ...]:
+    """The orders against all that a lower-case complaint names. "The list" and "my table" may be
+    things of the person's own; `owned` says that they are the reply's."""
+    found = [
+        wish.order
+        for wish in _wishes()
+        for match in (*_all(wish.excess, text), *_all(wish.complaint, text))
+        if owned or not _OWNER[wish.order.about == "length"].search(text, 0, match.start())
+    ]
+    return settle([*found, *(wish.order for wish in _wishes() for _ in _all(wish.parts, text))])
+
+
+def is_negated(text: str) -> bool:
+    """Whether a word in a lower-case text turns around what follows it."""
+    return _pattern("negators").search(text) is not None
+
+
+@functools.cache
+def excess() -> re.Pattern[str]:
+    """All that a reply may have too much of."""
+    found = [one.excess.pattern for one in _wishes() if one.excess is not None]
+    return re.compile("|".join(found))
 
 
 def asks(text: str) -> bool:
@@ -105,7 +151,8 @@ def _found(text: str) -> Iterator[tuple[Order, list[Span]]]:
         for match in _all(wish.complaint, text):
             if not _inside(match.span(), scopes):
                 yield wish.order, [match.span()]
-        for match in _all(wish.unwanted, text):
+        # "Why no examples?" wants some.
+        for match in _all(None if _WHY.match(text) else wish.unwanted, text):
             for start, middle, end in strong:
                 if middle <= match.start() < end:
                     yield wish.order, [(start, middle), match.span()]
@@ -171,6 +218,7 @@ def _wishes() -> tuple[_Wish, ...]:
             said=_bounded(one.get("said")),
             complaint=_bounded(one.get("complaint")),
             unwanted=_bounded(one.get("unwanted")),
+            excess=_bounded(one.get("excess", one.get("unwanted"))),
             parts=re.compile("|".join(one["parts"])) if "parts" in one else None,
         )
         for one in wish_data()["wishes"]
