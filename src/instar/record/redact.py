@@ -5,8 +5,9 @@ Tokens are what is trained, and tokens are never rewritten. So nothing is replac
 leaves those out of the loss. What is read by a model and not trained, such as a hint, is text:
 there `redact_text` puts `[email]` in the place of an address.
 
-Card and IBAN numbers are checked by their check digits and phone numbers by their shape, so
-that order numbers, dates and prices stay.
+Card and IBAN numbers are checked by their check digits, phone numbers (`redact_phones.py`) and
+keys (`redact_keys.py`) by their form and by what stands before them, so that order numbers, dates,
+prices and names stay.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import NamedTuple, get_args
 from tokenizers import Tokenizer
 
 from instar.config_training import RedactKind
+from instar.record.redact_keys import find_keys
+from instar.record.redact_phones import find_phones
 from instar.text import TextDecoder
 
 KINDS: tuple[RedactKind, ...] = get_args(RedactKind)
@@ -50,34 +53,13 @@ _PRIVATE_KEY = re.compile(
     re.DOTALL,
 )
 _JWT = re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]{4,}")
-_API_KEY = re.compile(
-    r"(?<![A-Za-z0-9])(?:"
-    r"sk-(?:[A-Za-z0-9]+-)*[A-Za-z0-9_-]{16,}"  # OpenAI, Anthropic, OpenRouter
-    r"|[rsp]k_(?:live|test)_[A-Za-z0-9]{10,}"  # Stripe
-    r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}"
-    r"|(?:AKIA|ASIA)[A-Z0-9]{16}"  # AWS
-    r"|xox[abeoprs]-[A-Za-z0-9-]{10,}|xapp-[A-Za-z0-9-]{10,}"  # Slack
-    r"|AIza[A-Za-z0-9_-]{35}|ya29\.[A-Za-z0-9_-]{20,}"  # Google
-    r"|hf_[A-Za-z0-9]{20,}|npm_[A-Za-z0-9]{30,}|pypi-[A-Za-z0-9_-]{30,}"
-    r"|instar-[A-Za-z0-9_-]{20,}"
-    r"|SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"  # SendGrid
-    r")"
-)
+# Letters of any script: names have umlauts, and Chinese has no blank before an address.
 _EMAIL = re.compile(
-    r"(?<![\w.+%-])[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}@"
-    r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)+[A-Za-z]{2,24}(?![\w@])"
+    r"(?<![\w.+%-])[^\W_][\w.%+-]{0,63}@"
+    r"(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.)+[^\W\d_]{2,24}(?![\w@])"
 )
-_DIGITS = re.compile(r"(?<![\w.,-])\d(?:[ -]?\d){12,18}(?![\w]|[.,-]\d)")
+_DIGITS = re.compile(r"(?<![A-Za-z0-9_.,-])\d(?:[ -]?\d){12,18}(?![A-Za-z0-9_]|[.,-]\d)")
 _IBAN = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]{2}\d{2}(?: ?[A-Za-z0-9]){11,30}(?![A-Za-z0-9])")
-_PHONE = re.compile(
-    r"(?<![\w.,/+-])(?:"
-    r"\+\d{1,3}(?:[ ./-]?(?:\(0?\d{1,4}\)|\d{1,5})){2,6}"  # +49 (0)30 123456
-    r"|00[1-9]\d{0,2}(?:[ ./-]?\d{2,5}){2,5}"
-    r"|\(\d{2,5}\)[ ./-]?\d{3,5}(?:[ .-]?\d{2,5}){0,2}"  # (030) 1234 5678
-    r"|1[ .-]\d{3}[ .-]\d{3}[ .-]\d{4}|\d{3}[ .-]\d{3}[ .-]\d{4}"  # 555-123-4567
-    r"|0\d{1,4}(?:[ /-]\d{2,8}){1,5}|0\d{8,11}"  # 030 1234567, 0171 2345678
-    r")(?![\w]|[.,/:-]\d)"
-)
 
 
 def luhn(digits: str) -> bool:
@@ -98,14 +80,6 @@ def mod97(text: str) -> bool:
 def _is_card(text: str) -> bool:
     digits = re.sub(r"\D", "", text)
     return len(set(digits)) > 1 and digits[0] in "23456" and luhn(digits)
-
-
-def _is_phone(text: str) -> bool:
-    digits = re.sub(r"\D", "", text)
-    return 8 <= len(digits) <= 15 and not _DATE.match(text)
-
-
-_DATE = re.compile(r"0?\d[ ./-]\d{1,2}[ ./-]\d{2,4}$")
 
 
 def _ibans(text: str) -> Iterator[tuple[int, int]]:
@@ -135,11 +109,11 @@ def _by(pattern: re.Pattern[str], fits: Callable[[str], bool] = bool) -> Finder:
 _FINDERS: dict[RedactKind, Finder] = {
     "private_key": _by(_PRIVATE_KEY),
     "jwt": _by(_JWT),
-    "api_key": _by(_API_KEY),
+    "api_key": find_keys,
     "email": _by(_EMAIL),
     "iban": _ibans,
     "card": _by(_DIGITS, _is_card),
-    "phone": _by(_PHONE, _is_phone),
+    "phone": find_phones,
 }
 """In order of trust: where two overlap, the first one names what it is."""
 
