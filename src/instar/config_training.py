@@ -51,8 +51,8 @@ class TrainingConfig(Section):
     """What a verdict is worth: itself, itself less the batch's mean, or GAE along the session."""
     standing_hints: bool = True
     """Let the teacher of a praised reply read what the person asks for most often."""
-    teacher_temperature: float = Field(default=1.0, gt=0)
-    """Temperature of the hinted teacher's distribution."""
+    teacher_temperature: float = Field(default=0.75, gt=0)
+    """Temperature of the hinted teacher: under 1 it is surer of what it would say."""
     divergence: Literal["reverse", "forward", "both"] = "forward"
     """What draws a reply to its teacher: give up what it would not say, take up what it might."""
     opd: Literal["full", "sampled"] = "full"
@@ -80,7 +80,7 @@ class TrainingConfig(Section):
     use_lora: bool = True
     """Train an adapter; otherwise all linear layers, published as an adapter of full rank."""
     lora_rank: int = Field(default=16, ge=1)
-    """Rank of the adapter."""
+    """Rank of the adapter; a version of a smaller rank goes on in it."""
     lora_alpha: float = Field(default=32, gt=0)
     """Scale of the adapter; it is applied as alpha / rank."""
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -88,7 +88,7 @@ class TrainingConfig(Section):
     lora_target_modules: list[str] = Field(default_factory=lambda: ["all-linear"], min_length=1)
     """The layers that get an adapter, or `all-linear`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the trained model: by default bfloat16 on a GPU and float32 on a CPU."""
+    """Precision in which the model is read: by default bfloat16 on a GPU, float32 on a CPU."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     clip_grad_norm: float = Field(default=1.0, gt=0)
@@ -102,7 +102,7 @@ class TrainingConfig(Section):
     holdout_share: float = Field(default=0.15, ge=0, lt=1)
     """Share of corrected and praised turns never trained on: the gate measures versions there."""
     steps_per_batch: int = Field(default=3, ge=1)
-    """Most optimiser steps on a batch; it gets fewer where less than a quarter was corrected."""
+    """Most optimiser steps on a batch; less where under a quarter of it was corrected."""
     teacher_share: float = Field(default=0.5, ge=0, le=1)
     """How much of the teacher is the model as trained so far, hinted like the frozen base."""
     examples: int = Field(default=2, ge=0)
@@ -110,7 +110,7 @@ class TrainingConfig(Section):
     max_staleness: int = Field(default=4, ge=0)
     """Turns sampled by a version more than this many before the live one are left out."""
     max_tokens: int = Field(default=8192, ge=64)
-    """Tokens in one forward pass; a longer session is cut between turns."""
+    """Tokens in one forward pass: a longer session is cut between turns, a longer turn left out."""
     gate_turns: int = Field(default=32, ge=1)
     """Held-out corrections that the gate looks at, the newest ones."""
     gate_references: int = Field(default=16, ge=0)

@@ -145,6 +145,12 @@ class Hint:
 
     text: str
     source: str = "judge"
+    ways: tuple[str, ...] = ()
+    """How a teacher may be told, where there are several ways; one, once the trainer has chosen."""
+
+    @property
+    def told(self) -> str:
+        return self.ways[0] if self.ways else self.text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

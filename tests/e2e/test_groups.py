@@ -13,15 +13,17 @@ from gate import BYTES, END, gate
 from test_learning import TRAINING, Bench
 from worlds import Steps, opened_with, perfect, run_plan
 
+from instar.batch.credit import credit
 from instar.batch.render import ChatRenderer
 from instar.config import RolloutConfig, TrainingConfig
 from instar.envs.runner import Plan
 from instar.envs.tau.shop import TASKS
-from instar.learn.batches import Prepared, prepare
+from instar.learn.batches import Prepared, prepare, settings_of
 from instar.learn.groups import HELD_OUT, is_held_out, judged_groups
 from instar.learn.learner import Learner
 from instar.record.attempts import AttemptBook
 from instar.record.forget import forget_session, pending_rebuilds
+from instar.record.judged import JudgedTurns
 from instar.record.store import TurnStore, open_store
 from instar.types import Attempt, AttemptStatus, NextState, Verdict
 
@@ -32,11 +34,10 @@ async def prepared_of(store: TurnStore, *, merged: bool = True) -> Prepared | No
     groups = await AttemptBook(store).groups("local", limit=99)
     judged = await judged_groups("local", groups, turns_of=store.turns, ages={})
     return prepare(
-        judged,
+        credit(judged, BINARY.method, settings_of(BINARY)),
         training=BINARY,
         renderer=ChatRenderer.for_bytes(),
         version="base",
-        at_least=1,
         max_tokens=100_000,
         all_of_it=True,
         merged=merged,
@@ -256,7 +257,7 @@ async def test_turns_of_attempts_are_never_trained_as_talk(bench: GroupBench) ->
     (one,) = named(False, 1)
     await bench.group(one, [1.0, 0.0])
     await bench.store.set_verdict(f"t{one}-0", Verdict(score=-1), None)
-    assert await bench.book.trainable("ann", share=0.0) == []
+    assert await JudgedTurns(bench.store).waiting("ann", share=0.0) == []
 
 
 async def test_forgetting_an_attempt_rebuilds_from_the_rest_of_its_group(

@@ -14,12 +14,13 @@ from tiny_models import tiny_llama
 
 from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
-from instar.learn import learner
+from instar.learn import gather, learner
 from instar.learn.examples import Example, Examples
 from instar.learn.learner import Learner
 from instar.publish.gate import Reference
 from instar.publish.versions import VersionFiles
 from instar.record.forget import forget_session, pending_rebuilds
+from instar.record.judged import JudgedTurns
 from instar.record.store import TurnStore, open_store
 from instar.record.versions import VersionBook
 from instar.train.step import TorchTrainer
@@ -53,6 +54,7 @@ class Bench:
             training=self.training,
             renderer=self.renderer,
             book=self.book,
+            judged=JudgedTurns(self.store),
             files=VersionFiles.of_home(self.home),
             turns=self.store.turns,
             references=REFERENCES,
@@ -143,8 +145,8 @@ async def test_a_teacher_is_shown_only_what_its_version_names(
 ) -> None:
     """Who forgets a session forgets the versions whose teacher read of it, too."""
     shown: set[str] = set()
-    standing = learner.standing_hint
-    plain = learner.hinted_prompt
+    standing = gather.standing_hint
+    plain = gather.hinted_prompt
 
     def spy(turn: Turn, *args: Any, examples: Sequence[Example], **more: Any) -> Any:
         shown.update(one.turn for one in examples)
@@ -154,8 +156,8 @@ async def test_a_teacher_is_shown_only_what_its_version_names(
         shown.update(one.id for one in turns)
         return standing(turns)
 
-    monkeypatch.setattr(learner, "hinted_prompt", spy)
-    monkeypatch.setattr(learner, "standing_hint", told)
+    monkeypatch.setattr(gather, "hinted_prompt", spy)
+    monkeypatch.setattr(gather, "standing_hint", told)
     monkeypatch.setattr(Examples, "_about", lambda *_: 1.0)
     for number in range(40):
         await bench.turn(f"{number:03}", score=1 if number % 2 else -1, hint="Be brief.")
@@ -191,7 +193,7 @@ async def test_a_value_head_learns_beside_the_policy_and_survives_a_restart(benc
     learned = valued.learner._trainer.value(prompt)
     assert learned < 0
     resumed = valued.again()
-    resumed._hold("ann", "v1")
+    resumed._holder.hold("ann", "v1")
     assert resumed._trainer.value(prompt) == pytest.approx(learned)
     second = await resumed.learn("ann")
     assert second is not None
@@ -273,9 +275,8 @@ async def test_a_new_process_goes_on_exactly_where_the_old_one_was(bench: Bench)
     await bench.many(16)
     await bench.learner.learn("ann")
     resumed = bench.again()
-    one = await bench.learner._judged("ann", {}, ())
-    await asyncio.to_thread(bench.learner._hold, "ann", "v1")
-    await asyncio.to_thread(resumed._hold, "ann", "v1")
+    await asyncio.to_thread(bench.learner._holder.hold, "ann", "v1")
+    await asyncio.to_thread(resumed._holder.hold, "ann", "v1")
     first, second = bench.learner._trainer.state(), resumed._trainer.state()
     assert first["steps"] == second["steps"] == 1
     for name, value in first["weights"].items():
@@ -284,7 +285,6 @@ async def test_a_new_process_goes_on_exactly_where_the_old_one_was(bench: Bench)
     assert moments
     for key, entry in moments.items():
         assert entry["exp_avg"].equal(second["optimizer"]["state"][key]["exp_avg"])
-    assert one
 
 
 async def test_a_candidate_left_without_a_report_is_gated_at_the_next_start(
@@ -323,7 +323,7 @@ async def test_a_candidate_that_was_accepted_goes_live_at_the_next_start(
     async def dies(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench.book, "promote", dies)
+    monkeypatch.setattr(bench.book, "go_live", dies)
     with pytest.raises(KeyboardInterrupt):
         await bench.learner.learn("ann")
     monkeypatch.undo()
@@ -336,7 +336,7 @@ async def test_a_candidate_that_was_accepted_goes_live_at_the_next_start(
 
 def goes_on(learner: Learner, version: str, *, steps: int) -> bool:
     """Whether the next update of this version starts with the optimiser's moments."""
-    learner._hold("ann", version)
+    learner._holder.hold("ann", version)
     state = learner._trainer.state()
     counts = {float(one["step"]) for one in state["optimizer"]["state"].values()}
     return bool(state["steps"] == steps and counts == {steps})
@@ -351,7 +351,7 @@ async def test_flipped_verdicts_are_stopped_by_the_gate(bench: Bench) -> None:
     await poisoned.many(16)
     share = training.holdout_share
     assert await poisoned.book.held_out("ann", share=share)
-    for turn in await poisoned.book.trainable("ann", share=share):
+    for turn in await JudgedTurns(poisoned.store).waiting("ann", share=share):
         await poisoned.store.set_verdict(turn.id, Verdict(score=1, source="person"), None)
     before = poisoned.trainer.logprobs((1, 2, 3), (4, 5))
     outcome = await poisoned.learner.learn("ann")
@@ -392,8 +392,9 @@ async def test_forgetting_a_session_rebuilds_the_line_without_it(
         for batch in rebuild.batches
     ]
     standing: list[str | None] = []
-    hinted = bench.learner._hinted
-    monkeypatch.setattr(bench.learner, "_hinted", lambda *a: standing.append(a[2]) or hinted(*a))
+    gatherer = bench.learner._gatherer
+    hinted = gatherer._hinted
+    monkeypatch.setattr(gatherer, "_hinted", lambda *a: standing.append(a[2]) or hinted(*a))
     outcomes = await bench.learner.relearn("ann", batches)
     assert set(standing) == {"Answer in one word."}, "the same teacher as the first time"
     assert [one.report.accepted for one in outcomes] == [True, True]

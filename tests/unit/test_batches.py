@@ -10,9 +10,10 @@ import pytest
 from store_turns import make_turn
 
 from instar.backends.embedded import embedded_model
+from instar.batch.credit import Judged, credit
 from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
-from instar.learn.batches import hinted_prompt, standing_hint, steps_for
+from instar.learn.batches import hinted_prompt, prepare, settings_of, standing_hint, steps_for
 from instar.types import Hint, Turn, Verdict
 
 TRAINING = TrainingConfig()
@@ -55,7 +56,9 @@ def renderer() -> ChatRenderer:
 def test_what_the_teacher_reads(
     renderer: ChatRenderer, hint: str | None, score: int | None, read: str | None
 ) -> None:
-    ids = hinted_prompt(told("a", hint, score), renderer, {}, training=TRAINING, standing="Stand.")
+    ids = hinted_prompt(
+        told("a", hint, score), renderer, {}, training=TRAINING, longest=999, standing="Stand."
+    )
     if read is None:
         assert ids is None
     else:
@@ -63,14 +66,14 @@ def test_what_the_teacher_reads(
         assert f"You are a helpful assistant. {read}" in renderer.tokenizer.decode(
             list(ids), skip_special_tokens=False
         )
-    assert hinted_prompt(told("a", None, 1), renderer, {}, training=TRAINING) is None
+    assert hinted_prompt(told("a", None, 1), renderer, {}, training=TRAINING, longest=999) is None
 
 
 def test_a_hint_is_redacted_as_the_config_says(renderer: ChatRenderer) -> None:
     turn = told("a", "Mention badge X-1234 and ann@example.org.", -1)
 
     def read(training: TrainingConfig) -> str:
-        ids = hinted_prompt(turn, renderer, {}, training=training)
+        ids = hinted_prompt(turn, renderer, {}, training=training, longest=999)
         assert ids is not None
         return str(renderer.tokenizer.decode(list(ids), skip_special_tokens=False))
 
@@ -80,6 +83,32 @@ def test_a_hint_is_redacted_as_the_config_says(renderer: ChatRenderer) -> None:
     assert "ann@example.org" in read(TrainingConfig(redact=["phone"]))
 
 
+def test_what_is_private_in_a_reply_is_not_trained_and_counted_with_that_of_its_hint() -> None:
+    renderer = ChatRenderer.for_bytes()
+    said = tuple(renderer.encode("Ask ann@example.org."))
+    turn = replace(
+        told("a", "Name bob@example.org and +49 30 901820.", -1),
+        sampled_ids=said,
+        logprobs=(-0.5,) * len(said),
+    )
+    judged = Judged(turn=turn, hinted_ids=(1, 2))
+    prepared = prepare(
+        credit([judged], TRAINING.method, settings_of(TRAINING)),
+        training=TRAINING,
+        renderer=renderer,
+        version="base",
+        max_tokens=1000,
+    )
+    assert prepared is not None
+    counts = prepared.batch.counts
+    assert (counts["redacted_email"], counts["redacted_phone"]) == (2, 1)
+    (sample,) = prepared.batch.samples
+    hidden = [0.0] * len("ann@example.org")
+    for stream in (sample.advantages, sample.distill_weights):
+        assert list(stream[4:-1]) == hidden
+        assert all((*stream[:4], stream[-1]))
+
+
 @pytest.mark.parametrize(
     ("scores", "steps"),
     [
@@ -87,13 +116,14 @@ def test_a_hint_is_redacted_as_the_config_says(renderer: ChatRenderer) -> None:
         ([-1, 1, 1, 1], 4),  # a quarter was corrected: all the steps
         ([-1, 1, 1, 1, 1, 1, 1, 1], 2),  # half of that: half of them
         ([-1] + 15 * [1], 1),
-        ([1, 1, 1, 1], 1),
+        ([-1] + 31 * [1], 0.5),
+        ([1, 1, 1, 1], 0.25),
         ([None, 0, 0], 4),  # nobody said anything
         ([None, 0, -1, 1, 1, 1, 1, 1, 1, 1], 2),  # only what was said counts
     ],
 )
 def test_a_batch_gets_fewer_steps_where_less_was_corrected(
-    scores: list[int | None], steps: int
+    scores: list[int | None], steps: float
 ) -> None:
     turns = [told(f"t{at}", None, score) for at, score in enumerate(scores)]
     assert steps_for(turns, TrainingConfig(steps_per_batch=4)) == steps

@@ -12,10 +12,12 @@ from instar.batch.credit import (
     Credit,
     CreditSettings,
     Judged,
+    Lines,
     binary,
     combine,
     credit,
     opd,
+    says_nothing,
 )
 from instar.types import Finish
 
@@ -54,6 +56,7 @@ def test_groups_without_variance_are_counted_and_not_trained() -> None:
     found = credit([judged("a", 1, group="g"), judged("b", 1, group="g")], "binary", PLAIN)
     assert found.turns == ()
     assert found.counts == {"zero_variance_groups": 1, "no_credit": 2}
+    assert found.silent == {"a": "no_credit", "b": "no_credit"}
 
 
 def test_centred_verdicts_count_from_their_mean_and_zero_says_nothing() -> None:
@@ -108,6 +111,55 @@ def test_gae_passes_over_turns_without_a_verdict() -> None:
     settings = CreditSettings(advantage="gae", gamma=0.5, gae_lambda=1.0)
     found = binary(line([0, None, 1]), settings)
     assert first(found) == {"t0": 0.5, "t2": 1.0}
+
+
+def test_gae_leads_past_turns_that_it_is_not_given() -> None:
+    """Unjudged, private and held-out turns are not loaded; the session goes on behind them."""
+    settings = CreditSettings(advantage="gae", gamma=0.5, gae_lambda=1.0)
+    ends = [judged("a", 0, parent="side"), judged("c", 1, parent="b2"), judged("e", -1, parent="d")]
+    chain = {"root": None, "side": "root", "a": "side", "b1": "a", "b2": "b1", "c": "b2"}
+    lines = Lines(parents={**chain, "d": "c", "e": "d"})
+    # e: -1; c: 1 + 0.5 * -1; a: 0 + 0.5 * 0.5
+    assert first(binary(ends, settings, lines)) == {"e": -1.0, "c": 0.5, "a": 0.25}
+    assert first(binary(ends, settings)) == {"e": -1.0, "c": 1.0, "a": 0.0}
+    # One that trained already, or waits for its turn, counts for what came before it.
+    known = Lines(parents=lines.parents, scores={"b1": 1.0})
+    # b1: 1 + 0.5 * 0.5; a: 0.5 * 1.25
+    assert first(binary(ends, settings, known)) == {"e": -1.0, "c": 0.5, "a": 0.625}
+    valued = [judged("a", 0, parent="side", value=0.5), judged("c", 1, parent="b2", value=0.0)]
+    found = binary(valued, settings, known)
+    assert found["a"].advantages == (0.0 + 0.5 * 0.0 - 0.5 + 0.5 * 1.0,), "b1 has no estimate"
+    credited = credit(ends, "binary", settings, lines)
+    assert {one.turn.id: got.advantages for one, got in credited.turns}["a"] == (0.25,)
+
+
+@pytest.mark.parametrize("advantage", ["verdict", "centred", "gae"])
+@pytest.mark.parametrize(
+    "weights", [(1.0, 0.3), (0.0, 0.3), (1.0, 0.0)], ids=["both", "verdicts", "hints"]
+)
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_what_is_said_to_teach_nothing_has_no_credit(
+    method: str, weights: tuple[float, float], advantage: Any
+) -> None:
+    """And all else has some, with nothing but these turns to go by."""
+    settings = CreditSettings(advantage=advantage, opd_weight=weights[0], binary_weight=weights[1])
+    for score in (-1, 0, 1):
+        for hinted in (True, False):
+            for finish in ("stop", "length"):
+                one = judged("a", score, finish=finish, hinted_ids=(7, 1) if hinted else None)
+                why = says_nothing(
+                    score,
+                    hinted=hinted,
+                    truncated=finish == "length",
+                    method=method,
+                    settings=settings,
+                )
+                trained = bool(credit([one], method, settings).turns)
+                case = (score, hinted, finish, why)
+                if advantage == "gae" and not trained:
+                    assert score == 0 or finish == "length" or why == "no_hint", case
+                else:
+                    assert trained == (why is None), case
 
 
 def test_gae_wants_all_values_or_none() -> None:

@@ -90,7 +90,8 @@ class Told:
 
 def chooser(renderer: ChatRenderer, training: TrainingConfig = TRAINING) -> tuple[Examples, Told]:
     reader = Told(renderer)
-    return Examples(reader, renderer=renderer, training=training), reader  # type: ignore[arg-type]
+    chosen = Examples(reader, renderer=renderer, training=training, longest=999)  # type: ignore[arg-type]
+    return chosen, reader
 
 
 def test_the_better_half_of_what_is_about_its_request_is_shown(renderer: ChatRenderer) -> None:
@@ -133,10 +134,23 @@ def test_a_turn_is_shown_neither_itself_nor_its_own_request() -> None:
 def test_examples_come_between_the_hint_and_the_history(renderer: ChatRenderer) -> None:
     shown = [Example(turn=f"t{n}", request=f"ask {n}", reply=f"say {n}") for n in range(2)]
     told = pleased("x", "How?", verdict=Verdict(score=-1), hint=Hint(text="Be brief."))
-    ids = hinted_prompt(told, renderer, {}, training=TRAINING, examples=shown)
+    ids = hinted_prompt(told, renderer, {}, training=TRAINING, longest=999, examples=shown)
     assert ids is not None
     text = renderer.tokenizer.decode(list(ids), skip_special_tokens=False)
     places = [text.index(one) for one in ("Be brief.", "ask 0", "say 0", "How?")]
     assert places == sorted(places) and text.index("say 1") < places[-1]
-    none = hinted_prompt(told, renderer, {}, training=TrainingConfig(examples=0), examples=shown)
-    assert none == hinted_prompt(told, renderer, {}, training=TRAINING)
+    none = TrainingConfig(examples=0)
+    alone = hinted_prompt(told, renderer, {}, training=none, longest=999, examples=shown)
+    assert alone == hinted_prompt(told, renderer, {}, training=TRAINING, longest=999)
+    # What is too long with the examples is read without, and not at all if that is too long.
+    assert alone is not None
+    for longest, expected in (
+        (len(ids) + len(told.sampled_ids), ids),
+        (len(ids) + len(told.sampled_ids) - 1, alone),
+        (len(alone) + len(told.sampled_ids), alone),
+        (len(alone) + len(told.sampled_ids) - 1, None),
+    ):
+        found = hinted_prompt(
+            told, renderer, {}, training=TRAINING, longest=longest, examples=shown
+        )
+        assert found == expected

@@ -15,6 +15,7 @@ from store_turns import make_turn, user
 from typer.testing import CliRunner
 
 from instar.cli import app
+from instar.commands.judge import judged
 from instar.judge.features import NAMES, features
 from instar.judge.fit import Labelled, Recipe, fit_features
 from instar.judge.hints import WordHinter
@@ -334,3 +335,50 @@ async def test_feedback_fits_the_running_judge_to_the_person(
 
 async def test_other_judges_are_not_fitted(store: TurnStore, tmp_path: Path) -> None:
     assert Calibrator.of(store, Voter(), tmp_path) is None
+
+
+def test_the_command_writes_a_damaged_calibration_anew_for_everybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def prepare() -> None:
+        async with open_store(f"sqlite:///{tmp_path}/instar.db") as store:
+            for owner in ("anna", "ben"):
+                await say(store, owner, "What is the capital?", owner=owner)
+                praise = Verdict(score=1, source="person")
+                await give_feedback(store, owner, turn=owner, verdict=praise, hint=None)
+
+    def opened(*_: object) -> PanelJudge:
+        voter = probe()
+        voter.calibrations = load_calibrations(tmp_path / "judge")
+        return PanelJudge(voter=voter, hinter=WordHinter())
+
+    asyncio.run(prepare())
+    (tmp_path / "judge").mkdir()
+    (tmp_path / "judge" / "calibration.json").write_text("{")
+    monkeypatch.setattr("instar.commands.judge.open_judge", opened)
+    command = ["judge", "calibrate", "--owner", "anna", "--home", str(tmp_path)]
+    found = CliRunner().invoke(app, [*command, "--set", "engine.type=fake"])
+    assert found.exit_code == 0, found.output
+    known = load_calibrations(tmp_path / "judge")
+    assert {owner: one.pairs for owner, one in known.items()} == {"anna": 1, "ben": 1}
+    assert (tmp_path / "judge" / "calibration.json.damaged").read_text() == "{"
+
+
+@pytest.mark.parametrize(
+    ("command", "error"), [("cat app.log", False), ("make", True), (None, None)]
+)
+def test_the_report_knows_what_a_tool_was_asked_for(
+    command: str | None, error: bool | None
+) -> None:
+    printed = "step one\nmake: *** [all] Error 2\nstep three\nstep four"
+    function = {"name": "bash", "arguments": json.dumps({"command": command})}
+    reply = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": function}]}
+    told = {"role": "tool", "tool_call_id": "c", "content": printed}
+    turn = make_turn(
+        verdict=Verdict(score=1),
+        reply=reply if command else {"role": "assistant", "content": "Hi."},
+        next_state=NextState(messages=(told, user("And?")) if command else (user("And?"),)),
+    )
+    row = judged(turn)
+    assert row is not None
+    assert row.tool_error is error

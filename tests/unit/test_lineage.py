@@ -12,6 +12,8 @@ from store_turns import make_turn
 
 from instar.errors import StoreError
 from instar.ids import share_of
+from instar.record.controls import EVERYBODY, pause_learning, resume_learning
+from instar.record.judged import JudgedTurns
 from instar.record.schema import VERSION
 from instar.record.store import TurnStore, open_store
 from instar.record.versions import VersionBook
@@ -90,6 +92,25 @@ async def test_going_live_retires_the_one_before(store: TurnStore, book: Version
     assert await states(book) == {"v1": "retired", "v2": "retired"}
 
 
+async def test_nothing_trained_goes_live_while_learning_is_paused(
+    store: TurnStore, book: VersionBook
+) -> None:
+    await grow(book, "base")
+    for owner in ("anna", EVERYBODY):
+        await pause_learning(store, owner)
+        assert not await book.go_live("anna", "v1", instead_of="base")
+        assert await states(book) == {"v1": "candidate"}
+        await resume_learning(store, owner)
+    await pause_learning(store, "ben")
+    assert await book.go_live("anna", "v1", instead_of="base")
+    assert await states(book) == {"v1": "live"}
+    with pytest.raises(StoreError, match="was to replace base, but v1 is live"):
+        await book.go_live("anna", "v1", instead_of="base")
+    # A person may still choose by hand.
+    await pause_learning(store, "anna")
+    assert await book.promote("anna", "base") == "v1"
+
+
 async def test_what_cannot_go_live_is_refused_by_name(store: TurnStore, book: VersionBook) -> None:
     await grow(book, "base", live=True)
     await grow(book, "v1")
@@ -118,6 +139,18 @@ async def test_rollback_goes_to_the_nearest_good_ancestor(book: VersionBook) -> 
     assert await book.rollback("anna") == ("v2", "v1")
     assert await book.rollback("anna") == ("v1", "base")
     assert await book.live() == {}
+
+
+async def test_rollback_passes_over_the_damaged_and_what_went_live_meanwhile(
+    book: VersionBook,
+) -> None:
+    for parent in ("base", "v1", "v2", "v3"):
+        await grow(book, parent, live=True)
+    with pytest.raises(StoreError, match="v2 of anna was to replace v3, but v4 is live now"):
+        await book.rollback("anna", damaged=["v3"], instead_of="v3")
+    assert await book.live_name("anna") == "v4"
+    assert await book.rollback("anna", damaged=["v3"], instead_of="v4") == ("v4", "v2")
+    assert await book.rollback("anna", damaged=["v1"], instead_of="v2") == ("v2", "base")
 
 
 async def test_no_turn_trains_twice_in_a_line(store: TurnStore, book: VersionBook) -> None:
@@ -188,7 +221,7 @@ async def test_pruning_keeps_what_the_rule_says(book: VersionBook) -> None:
     assert await book.rollback("anna") == ("v8", "v7")
 
 
-async def test_trainable_and_held_out_turns(store: TurnStore, book: VersionBook) -> None:
+async def test_waiting_and_held_out_turns(store: TurnStore, book: VersionBook) -> None:
     hint, good = Hint(text="Be brief."), Verdict(score=1)
     names = [f"t{number}" for number in range(40)]
     out = {name for name in names if share_of(name) < 0.15}
@@ -204,11 +237,12 @@ async def test_trainable_and_held_out_turns(store: TurnStore, book: VersionBook)
     assert {one.id for one in await book.held_out("anna", share=0.15)} == out
     assert len(await book.held_out("anna", share=1.0, limit=5)) == 5
     assert [one.id for one in await book.held_out("anna", share=0.15, praised=True)] == [kept]
-    found = [one.id for one in await book.trainable("anna", share=0.15, limit=99)]
+    judged = JudgedTurns(store)
+    found = [one.id for one in await judged.waiting("anna", share=0.15)]
     assert found == [*(name for name in names if name not in out), "plain"]
     await grow(book, "base", *found[:10])
     await book.note_gate("anna", "v1", {"accepted": False})
-    assert [one.id for one in await book.trainable("anna", share=0.15, limit=3)] == found[10:13]
+    assert [one.id for one in await judged.waiting("anna", share=0.15)] == found[10:]
 
 
 async def test_what_was_told_in_a_line(store: TurnStore, book: VersionBook) -> None:

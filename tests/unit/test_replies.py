@@ -32,6 +32,8 @@ chunks = st.sampled_from(
             "<tool_call>",
         ),
         *("</tool_call>", CALL, '{"name": "f"}', "{", "<tool", "<", "é"),
+        *('"', "\\", "}", '{"name": "f", "arguments": {"a": "', '"}}', "<function=f><parameter=a>"),
+        *("</parameter></function>", "f<arg_key>a</arg_key><arg_value>", "</arg_value>"),
     ]
 )
 texts = st.lists(chunks, max_size=8).map("".join)
@@ -87,6 +89,87 @@ def test_any_cut_gives_the_same_reply(
         message, told = read(split, **rules)
         assert message == whole
         assert told == message, "the deltas are the message"
+
+
+ARGUMENTS = st.lists(
+    st.sampled_from(
+        [
+            *("</tool_call>", "<tool_call>", CALL, '"', "\\", "\n", " ", "x", "é☃", "{", "}}"),
+            *("</tool_", "call>", "<parameter=a>", "<arg_value>", "</think>", "\x00"),
+        ]
+    ),
+    max_size=6,
+).map("".join)
+
+
+def in_pieces(text: str, data: st.DataObject) -> list[list[int]]:
+    ids = ids_of(text)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=6)))
+    return [ids[a:b] for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
+
+
+@given(st.lists(ARGUMENTS, min_size=1, max_size=3), st.booleans(), st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_call_ends_where_no_argument_is_open(
+    values: list[str], raw: bool, data: st.DataObject
+) -> None:
+    """An argument may well be a text about calls, with all that opens and closes them."""
+    written = [{"name": "f", "arguments": {"a": one, "</tool_call>": [one]}} for one in values]
+    calls = [f"<tool_call>\n{json.dumps(one, ensure_ascii=raw)}\n</tool_call>" for one in written]
+    text = "Look: " + "\n".join(calls) + "\nDone."
+    message, told = read(in_pieces(text, data))
+    assert told == message
+    assert [json.loads(call["arguments"]) for call in message["calls"]] == [
+        one["arguments"] for one in written
+    ]
+    assert message["content"] == "Look:\nDone."
+
+
+@given(ARGUMENTS.filter(lambda one: "parameter" not in one and "arg_" not in one), st.data())
+@settings(deadline=None)
+def test_so_it_does_where_arguments_are_not_json(value: str, data: st.DataObject) -> None:
+    value = f"x{value}x"
+    xml = f"<function=f>\n<parameter=a>\n{value}\n</parameter>\n</function>"
+    glm = f"f\n<arg_key>a</arg_key>\n<arg_value>{value}</arg_value>"
+    text = f"<tool_call>\n{xml}\n</tool_call>\n<tool_call>{glm}\n</tool_call>"
+    message, told = read(in_pieces(text, data))
+    assert told == message and message["content"] == ""
+    assert [json.loads(call["arguments"]) for call in message["calls"]] == [{"a": value}] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        # A string that is never closed: the first closing text was meant, and other calls follow.
+        (f'<tool_call>{{"a": "</tool_call> and {CALL}', '<tool_call>{"a": "</tool_call> and', 1),
+        (f'<tool_call>{{"a": "x</tool_call>{CALL}{CALL}', '<tool_call>{"a": "x</tool_call>', 2),
+        ('<tool_call>{"a": "</tool_call> so', '<tool_call>{"a": "</tool_call> so', 0),
+        ('<tool_call>{"a": "</tool_call>', '<tool_call>{"a": "</tool_call>', 0),
+        ('<tool_call>{"a": "x', '<tool_call>{"a": "x', 0),
+        (f'<tool_call>{{"a": 1</tool_call>{CALL}', '<tool_call>{"a": 1</tool_call>', 1),
+        (f"<tool_call><function=f><parameter=a>1</function></tool_call>{CALL}", "", 2),
+    ],
+)
+def test_a_call_that_is_no_call_takes_no_other_with_it(text: str, content: str, calls: int) -> None:
+    for parts in ([ids_of(text)], [[i] for i in ids_of(text)]):
+        message, told = read(parts)
+        assert told == message
+        assert (message["content"], len(message["calls"])) == (content, calls)
+
+
+def test_a_call_is_told_as_soon_as_it_ends() -> None:
+    reader = RENDERER.reader(tools=True)
+    call = json.dumps({"name": "f", "arguments": {"a": "</tool_call> <parameter=x> <arg_value>"}})
+    assert reader.push(ids_of(f"<tool_call>{call}</tool_call")) == []
+    assert [delta.kind for delta in reader.push(ids_of(">"))] == ["tool_call"]
+
+
+def test_many_closing_texts_in_one_argument_are_read_quickly() -> None:
+    call = json.dumps({"name": "f", "arguments": {"a": "</tool_call>" * 1000}})
+    message, _ = read([[i] for i in ids_of(f"<tool_call>{call}</tool_call>")])
+    assert len(message["calls"]) == 1
+    message, _ = read([ids_of("<tool_call><function=f><parameter=a></tool_call>" * 500)])
+    assert len(message["calls"]) == 500
 
 
 @given(st.lists(st.integers(0, 257), max_size=20))

@@ -22,6 +22,12 @@ def test_ids_come_back(values: list[int]) -> None:
     assert codec.unpack(codec.pack_ints(values)) == tuple(values)
 
 
+@given(st.lists(st.integers(0, 2**16) | st.integers(-(2**63), 2**63 - 1)), st.integers(1, 400))
+def test_a_blobs_beginning_says_how_many_values_it_has(values: list[int], times: int) -> None:
+    blob = codec.pack_ints(values * times)
+    assert codec.count(blob[: codec.HEAD], len(blob)) == len(values) * times
+
+
 @given(st.lists(st.floats(width=32) | st.floats()))
 def test_floats_come_back_bit_by_bit(values: list[float]) -> None:
     found = codec.unpack(codec.pack_floats(values))

@@ -127,6 +127,30 @@ def test_what_is_no_call_stays_text(family: str, text: str) -> None:
     assert read(family, f"So.\n{text}") == {"role": "assistant", "content": f"So.\n{text}"}
 
 
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        (
+            "deepseek",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>w<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+            '<｜tool▁call▁begin｜>w<｜tool▁sep｜>{"a": "<｜tool▁calls▁end｜>"}<｜tool▁call▁end｜>'
+            "<｜tool▁calls▁end｜>",
+        ),
+        (
+            "kimi",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.w:0"
+            "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_call_begin|>functions.w:1"
+            '<|tool_call_argument_begin|>{"a": "<|tool_calls_section_end|>"}<|tool_call_end|>'
+            "<|tool_calls_section_end|>",
+        ),
+        ("pythonic", '<|python_start|>[w(), w(a="<|python_end|>")]<|python_end|>'),
+    ],
+)
+def test_the_closing_text_may_stand_in_an_argument(family: str, text: str) -> None:
+    found = [call["function"]["arguments"] for call in read(family, text)["tool_calls"]]
+    assert [json.loads(one) for one in found] == [{}, {"a": FORMS[family].close}]
+
+
 def test_a_call_cut_off_after_its_last_brace_is_whole() -> None:
     assert read("hermes", '<tool_call>{"name": "a", "arguments": {}}')["tool_calls"]
 

@@ -46,7 +46,7 @@ def test_the_gate_measures_by_the_hinted_base(folder: Path) -> None:
             for ids in (prompt, hinted)
         )
     ours = plain_MV.log_softmax(1)
-    theirs = hinted_MV.log_softmax(1)
+    theirs = (hinted_MV / trainer.training.teacher_temperature).log_softmax(1)
     kl_M = (ours.exp() * (ours - theirs)).sum(1)
     assert found.kl == pytest.approx(float(kl_M.mean()), rel=1e-4)
     assert found.wanted == pytest.approx(found.kl) and found.kl > 0
@@ -56,7 +56,7 @@ def test_the_gate_measures_by_the_hinted_base(folder: Path) -> None:
 
 def test_what_a_verdict_overrules_is_no_distance(folder: Path) -> None:
     """Of a token that was corrected, only the teacher's wish to say it less counts."""
-    trainer = TorchTrainer(folder, TrainingConfig(dissent=0.0))
+    trainer = TorchTrainer(folder, TrainingConfig(dissent=0.0, teacher_temperature=1.0))
     prompt, hinted = [1, 2, 3], [9, 1, 2, 3]
     for token in range(4, 12):
         ours, theirs = (

@@ -18,6 +18,7 @@ from instar.cli import app
 from instar.ids import share_of
 from instar.publish.gate import Measured, decide
 from instar.publish.versions import ADAPTER, VersionFiles
+from instar.record.judged import JudgedTurns
 from instar.record.store import TurnStore, open_store
 from instar.record.versions import VersionBook
 from instar.types import Hint, Version
@@ -137,6 +138,36 @@ def test_a_damaged_version_is_not_promoted(run: Run, stocked: Path) -> None:
     assert states == {"v1": "retired", "v2": "live"}
 
 
+def spoil(home: Path, name: str) -> None:
+    (VersionFiles.of_home(home).folder("local", name) / ADAPTER[1]).write_bytes(b"other")
+
+
+def live(run: Run) -> list[str]:
+    return [v["name"] for v in run("versions", "list", "--json") if v["state"] == "live"]
+
+
+def test_a_rollback_passes_over_what_is_damaged(run: Run, stocked: Path) -> None:
+    async def third() -> None:
+        async with open_store(f"sqlite:///{stocked}/instar.db") as store:
+            await publish(store, stocked)
+
+    asyncio.run(third())
+    spoil(stocked, "v2")
+    said = run("versions", "rollback")
+    assert "v2 is passed over. Version v2 of local is damaged" in said
+    assert "v1 is live for local now; before it was v3" in said
+    assert live(run) == ["v1"]
+
+
+def test_a_rollback_ends_at_the_base_where_nothing_is_whole(run: Run, stocked: Path) -> None:
+    spoil(stocked, "v1")
+    spoil(stocked, "v2")  # what is live may well be damaged: that is why somebody goes back
+    done = run("versions", "rollback", "--json")
+    assert (done["before"], done["live"], list(done["damaged"])) == ("v2", "base", ["v1"])
+    assert "is not the file that was written" in done["damaged"]["v1"]
+    assert live(run) == []
+
+
 def test_several_owners_must_be_named(run: Run, stocked: Path) -> None:
     async def another() -> None:
         async with open_store(f"sqlite:///{stocked}/instar.db") as store:
@@ -162,6 +193,22 @@ def test_forget_names_versions_and_removes_their_files(run: Run, stocked: Path) 
     assert "learned from it and are removed: v1, v2" in said
     assert "base serves instead of v1" in said
     assert "found no session three" in run("sessions", "forget", "three", code=2)
+
+
+def test_status_says_what_teaches_nothing(run: Run, stocked: Path) -> None:
+    async def learner(counts: dict[str, int]) -> None:
+        async with open_store(f"sqlite:///{stocked}/instar.db") as store:
+            await JudgedTurns(store).note_passed("local", counts)
+
+    asyncio.run(learner({"stale": 2}))
+    asyncio.run(learner({"too_long": 16, "neutral": 3}))
+    told = run("learning", "status")
+    assert "judged turns of local that teach nothing as it is set: 3 neutral, 16 too_long" in told
+    found = run("learning", "status", "--json")["passed_over"]
+    assert found == {"local": {"neutral": 3, "too_long": 16}}
+    asyncio.run(learner({}))
+    assert run("learning", "status", "--json")["passed_over"] == {}
+    assert run("versions", "list", "--json"), "other counters are left alone"
 
 
 def test_learning_is_paused_and_resumed(run: Run) -> None:
@@ -232,7 +279,8 @@ def test_diff_asks_both_versions_the_same(run: Run, stocked: Path, gateway: HTTP
     }
     headers, body = asked[0]
     assert body["temperature"] == 0 and body["messages"][0]["content"] == "What is rain?"
-    assert headers["x-no-train"] == "1" and headers["x-turn-type"] == "side"
+    assert headers["x-no-record"] == headers["x-no-train"] == "1"
+    assert headers["x-turn-type"] == "side"
     shown = run("versions", "diff", "base", "v2", "--url", url_of(gateway))
     assert "What is rain?" in shown and "asked for: Be brief." in shown
     refused = run("versions", "diff", "base", "v9", "--url", url_of(gateway), code=2)

@@ -35,8 +35,10 @@ class Judged:
     """Versions published since the one that sampled it."""
     hinted_ids: tuple[int, ...] | None = None
     """The prompt with the hint in it, for the teacher."""
+    unread: bool = False
+    """Whether there is a hint, but no teacher can read the prompt with it: it would be too long."""
     teacher_logprobs: tuple[float, ...] | None = None
-    """Of the sampled tokens after `hinted_ids`, at the turn's own temperature."""
+    """Of the sampled tokens after `hinted_ids`, at the temperature of the recorded ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +81,21 @@ class CreditSettings:
     """Turns sampled by an older version are left out."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """How sessions went on beside the turns that are trained: GAE looks along them."""
+
+    parents: Mapping[str, str | None] = field(default_factory=lambda: MappingProxyType({}))
+    """Of every turn, also of those that are not judged, private or held out: it leads past them."""
+    scores: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Verdicts that count for the turns before them, whatever becomes of their own."""
+
+
+_UNKNOWN = Lines()
 _UNDECIDED = 4
 """Verdicts of 0 that the mean of `centred` starts from."""
 
-Method = Callable[[Sequence[Judged], CreditSettings], dict[str, Credit]]
+Method = Callable[[Sequence[Judged], CreditSettings, Lines], dict[str, Credit]]
 """Turn id to credit; a turn with nothing to learn from is not in it."""
 
 
@@ -93,34 +106,55 @@ class Credited:
     turns: tuple[tuple[Judged, Credit], ...]
     rewards: tuple[float, ...]
     counts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    silent: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Why each of the others was left out, by turn."""
 
 
-def credit(judged: Sequence[Judged], method: str, settings: CreditSettings) -> Credited:
+def credit(
+    judged: Sequence[Judged], method: str, settings: CreditSettings, lines: Lines = _UNKNOWN
+) -> Credited:
     """Apply a method of METHODS to the turns that may be trained; count the others."""
-    counts: Counter[str] = Counter()
-    kept = []
-    for one in judged:
-        if (reason := _excluded(one, settings)) is None:
-            kept.append(one)
-        else:
-            counts[reason] += 1
-    found = METHODS[method](kept, settings)
-    counts["zero_variance_groups"] = len(flat_groups(kept, settings))
+    silent = {one.turn.id: why for one in judged if (why := _excluded(one, settings))}
+    kept = [one for one in judged if one.turn.id not in silent]
+    found = METHODS[method](kept, settings, lines)
     out = []
     for one in kept:
         earned = found.get(one.turn.id)
-        if earned is None:
-            counts["nothing_known"] += 1
-        elif earned.is_empty:
-            counts["no_credit"] += 1
-        else:
+        if earned is not None and not earned.is_empty:
             out.append((one, earned))
-            counts["truncated"] += one.turn.finish == "length"
+        elif one.unread:
+            silent[one.turn.id] = "teacher_too_long"
+        else:
+            silent[one.turn.id] = "nothing_known" if earned is None else "no_credit"
+    counts = Counter(silent.values())
+    counts["zero_variance_groups"] = len(flat_groups(kept, settings))
+    counts["truncated"] = sum(one.turn.finish == "length" for one, _ in out)
     return Credited(
         turns=tuple(out),
         rewards=tuple(_outcomes([one for one in kept if _is_known(one)]).values()),
         counts={key: n for key, n in counts.items() if n},
+        silent=silent,
     )
+
+
+def says_nothing(
+    score: int, *, hinted: bool, truncated: bool, method: str, settings: CreditSettings
+) -> str | None:
+    """Why a turn with this verdict has no credit, whatever else is known of it.
+
+    None where it may have some. This much is known without reading the turn.
+    """
+    from_hint, from_verdict = _weights(method, settings)
+    if hinted and from_hint:
+        return None
+    if not from_verdict:
+        return "no_hint"
+    if settings.advantage == "gae":
+        return None  # what comes later in its session counts for a verdict of 0, too
+    if score == 0:
+        return "neutral"
+    unpraised = score > 0 and truncated and settings.truncated == "no_praise"
+    return "no_praise" if unpraised else None
 
 
 def _excluded(one: Judged, settings: CreditSettings) -> str | None:
@@ -144,7 +178,9 @@ def _excluded(one: Judged, settings: CreditSettings) -> str | None:
     return None
 
 
-def binary(judged: Sequence[Judged], settings: CreditSettings) -> dict[str, Credit]:
+def binary(
+    judged: Sequence[Judged], settings: CreditSettings, lines: Lines = _UNKNOWN
+) -> dict[str, Credit]:
     """The verdict: against its group's mean, along the session (GAE), or as it stands.
 
     An attempt's reward has no worth but against others: alone, nothing is known to learn from.
@@ -156,7 +192,8 @@ def binary(judged: Sequence[Judged], settings: CreditSettings) -> dict[str, Cred
     for members in grouped.values():
         worth |= {name: (value, None) for name, value in _normalised(members, settings).items()}
     if settings.advantage == "gae":
-        worth |= _along_sessions(alone, {one.turn.id: one.turn.parent for one in judged}, settings)
+        parents = {**lines.parents, **{one.turn.id: one.turn.parent for one in judged}}
+        worth |= _along_sessions(alone, Lines(parents=parents, scores=lines.scores), settings)
     elif settings.advantage == "centred":
         worth |= {name: (value, None) for name, value in _centred(alone).items()}
     else:
@@ -178,7 +215,9 @@ def binary(judged: Sequence[Judged], settings: CreditSettings) -> dict[str, Cred
     return out
 
 
-def opd(judged: Sequence[Judged], settings: CreditSettings) -> dict[str, Credit]:
+def opd(
+    judged: Sequence[Judged], settings: CreditSettings, lines: Lines = _UNKNOWN
+) -> dict[str, Credit]:
     """The hinted teacher against the policy, where there is a hint and a teacher for it.
 
     The verdict plays no part: a reply that needed a hint is never reinforced as it stands.
@@ -203,11 +242,13 @@ def opd(judged: Sequence[Judged], settings: CreditSettings) -> dict[str, Credit]
     }
 
 
-def combine(judged: Sequence[Judged], settings: CreditSettings) -> dict[str, Credit]:
+def combine(
+    judged: Sequence[Judged], settings: CreditSettings, lines: Lines = _UNKNOWN
+) -> dict[str, Credit]:
     """opd_weight x opd + binary_weight x binary; a turn that has one of them has that one."""
     parts = (
         (settings.opd_weight, opd(judged, settings)),
-        (settings.binary_weight, binary(judged, settings)),
+        (settings.binary_weight, binary(judged, settings, lines)),
     )
     out: dict[str, Credit] = {}
     for weight, credits in parts:
@@ -218,6 +259,12 @@ def combine(judged: Sequence[Judged], settings: CreditSettings) -> dict[str, Cre
 
 
 METHODS: dict[str, Method] = {"binary": binary, "opd": opd, "combine": combine}
+
+
+def _weights(method: str, settings: CreditSettings) -> tuple[float, float]:
+    """Of hints and of verdicts."""
+    plain = {"opd": (1.0, 0.0), "binary": (0.0, 1.0)}
+    return plain.get(method, (settings.opd_weight, settings.binary_weight))
 
 
 def _is_known(one: Judged) -> bool:
@@ -305,7 +352,7 @@ def _centred(alone: Sequence[Judged]) -> dict[str, float]:
 
 
 def _along_sessions(
-    known: Sequence[Judged], parents: Mapping[str, str | None], settings: CreditSettings
+    known: Sequence[Judged], lines: Lines, settings: CreditSettings
 ) -> dict[str, tuple[float, float | None]]:
     """Turn id to (advantage, value target); the target is None without value estimates."""
     missing = [one.turn.id for one in known if one.value is None]
@@ -315,10 +362,16 @@ def _along_sessions(
         )
     values = {one.turn.id: one.value for one in known if one.value is not None}
     rewards = {one.turn.id: _reward(one) for one in known}
+    # Nobody estimated the others: beside estimates they are passed over.
+    others = {} if values else lines.scores
     gains = advantages(
-        rewards, values, parents, gamma=settings.gamma, gae_lambda=settings.gae_lambda
+        {**others, **rewards},
+        values,
+        lines.parents,
+        gamma=settings.gamma,
+        gae_lambda=settings.gae_lambda,
     )
-    return {name: (gain, gain + values[name] if values else None) for name, gain in gains.items()}
+    return {name: (gains[name], gains[name] + values[name] if values else None) for name in rewards}
 
 
 def _scaled(one: Credit, weight: float) -> Credit:

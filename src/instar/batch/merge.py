@@ -32,10 +32,16 @@ class Merged:
 Credited = tuple[Judged, Credit]
 
 
-def merge(turns: Sequence[Credited], *, max_tokens: int | None = None) -> Merged:
-    """Merge the turns into as few trees as their beginnings and the limit allow."""
+def merge(
+    turns: Sequence[Credited], *, max_tokens: int | None = None, longest: int | None = None
+) -> Merged:
+    """Merge the turns into as few trees as their beginnings and the limit allow.
+
+    A tree has at most `max_tokens`, a turn in it at most `longest`, where that is less.
+    """
     limit = max_tokens if max_tokens is not None else _NO_LIMIT
-    fits = [one for one in turns if len(one[0].turn.ids) <= limit]
+    turn_limit = min(limit, longest if longest is not None else limit)
+    fits = [one for one in turns if len(one[0].turn.ids) <= turn_limit]
     # In the order of their ids, turns that share most stand side by side, so cuts repeat little.
     fits.sort(key=lambda one: (one[0].turn.ids, one[0].turn.id))
     parts: list[list[Credited]] = []
@@ -56,7 +62,7 @@ def merge(turns: Sequence[Credited], *, max_tokens: int | None = None) -> Merged
         tokens=sum(len(sample.tree.ids) for sample in samples),
         unmerged_tokens=sum(len(one[0].turn.ids) for one in fits),
         cuts=cuts,
-        too_long=tuple(one[0].turn.id for one in turns if len(one[0].turn.ids) > limit),
+        too_long=tuple(one[0].turn.id for one in turns if len(one[0].turn.ids) > turn_limit),
     )
 
 

@@ -54,6 +54,10 @@ class ReplyReader:
         """Blank space before what may be a call."""
         self._open = rules.form.open if rules.form else ""
         """What opened it."""
+        self._inside = 0
+        """Up to here its closing text was only a part of an argument."""
+        self._ended = False
+        """No more is coming: what is not whole now never will be."""
         self._thought = rules.thinking
         """The reply has, or had, a <think> block, though it may be an empty one."""
         self._content: list[str] = []
@@ -132,14 +136,31 @@ class ReplyReader:
     def _in_tool(self) -> list[Delta]:
         assert self._rules.form is not None
         close = self._rules.form.close
-        at = self._held.find(close) if close else -1
+        at = self._closing() if close else -1
         if at < 0:
             return []
         body, self._held = self._held[:at], self._held[at + len(close) :]
-        self._state = "content"
+        self._state, self._inside = "content", 0
         return self._call(body, close)
 
+    def _closing(self) -> int:
+        """Where the closing text of this call stands, or -1 while that is not clear."""
+        form = self._rules.form
+        assert form is not None
+        while (at := self._held.find(form.close, self._inside)) >= 0:
+            body = self._held[:at]
+            if self._ended or not form.goes_on(body):
+                first = self._held.find(form.close)
+                # Where no call comes of it, the first one was meant: other calls may follow.
+                return at if at == first or _calls(form, body) else first
+            self._inside = at + len(form.close)
+        return -1
+
     def _end(self) -> list[Delta]:
+        self._ended, self._inside = True, 0
+        return self._read("") + self._rest()
+
+    def _rest(self) -> list[Delta]:
         body, self._held = self._held, ""
         if self.done or (not body and self._state != "tool"):
             return []
@@ -154,11 +175,8 @@ class ReplyReader:
     def _call(self, body: str, close: str) -> list[Delta]:
         form = self._rules.form
         assert form is not None
-        try:
-            calls = [_written(call) for call in form.read(body)]
-            if not calls:
-                raise ValueError("no call between the markers")
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
+        calls = _calls(form, body)
+        if not calls:
             # Not a call after all: the client gets it as the text it is.
             return self._say(self._gap + self._open + body + close)
         if self._rules.one_call:
@@ -205,6 +223,14 @@ _STEPS: dict[_State, Callable[[ReplyReader], list[Delta]]] = {
     "content": ReplyReader._in_content,
     "tool": ReplyReader._in_tool,
 }
+
+
+def _calls(form: ToolForm, body: str) -> list[tuple[str, str]]:
+    """The calls in a body, as clients get them; none where it is no call."""
+    try:
+        return [_written(call) for call in form.read(body)]
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return []
 
 
 def _written(call: Call) -> tuple[str, str]:

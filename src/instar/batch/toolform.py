@@ -32,6 +32,40 @@ class ToolForm:
     """Reads what stands between; raises ValueError where that is no call."""
     bare: str = ""
     """A whole reply that begins with this may be a call without its opening text."""
+    goes_on: Callable[[str], bool] = lambda body: False
+    """Whether the closing text after this is a part of an argument: there it may stand, too."""
+
+
+def _hermes_goes_on(body: str) -> bool:
+    if body.lstrip().startswith(("{", "[")):
+        return _in_json_string(body)
+    xml, glm = ("<parameter=", "</parameter>"), ("<arg_value>", "</arg_value>")
+    return _unclosed(body, *xml) or _unclosed(body, *glm)
+
+
+def _in_json_string(body: str) -> bool:
+    try:
+        # With a blank behind it: the reader wants to see that an escape at the end is whole.
+        json.loads(f"{body} ")
+    except json.JSONDecodeError as error:
+        return error.msg.startswith("Unterminated string")
+    except (ValueError, RecursionError):
+        return False
+    return False
+
+
+def _unclosed(body: str, begin: str, end: str) -> bool:
+    return body.count(begin) > body.count(end)
+
+
+def _in_python_string(body: str) -> bool:
+    try:
+        ast.parse(f"[{body}]", mode="eval")
+    except SyntaxError as error:
+        return error.msg.startswith("unterminated")
+    except (ValueError, RecursionError, MemoryError):
+        return False
+    return False
 
 
 def _read_hermes(body: str) -> list[Call]:
@@ -123,19 +157,30 @@ def _read_json_calls(body: str) -> list[Call]:
 
 
 FORMS: dict[str, ToolForm] = {
-    "hermes": ToolForm(open="<tool_call>", close="</tool_call>", read=_read_hermes),
+    "hermes": ToolForm(
+        open="<tool_call>", close="</tool_call>", read=_read_hermes, goes_on=_hermes_goes_on
+    ),
     "llama": ToolForm(open="<|python_tag|>", close="", read=_read_llama, bare="{"),
     "mistral": ToolForm(open="[TOOL_CALLS]", close="", read=_read_mistral),
     "deepseek": ToolForm(
-        open="<｜tool▁calls▁begin｜>", close="<｜tool▁calls▁end｜>", read=_read_deepseek
+        open="<｜tool▁calls▁begin｜>",
+        close="<｜tool▁calls▁end｜>",
+        read=_read_deepseek,
+        goes_on=lambda body: _unclosed(body, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
     ),
     "kimi": ToolForm(
         open="<|tool_calls_section_begin|>",
         close="<|tool_calls_section_end|>",
         read=_read_kimi,
+        goes_on=lambda body: _unclosed(body, "<|tool_call_begin|>", "<|tool_call_end|>"),
     ),
     "granite": ToolForm(open="<|tool_call|>", close="", read=_read_json_calls),
-    "pythonic": ToolForm(open="<|python_start|>[", close="<|python_end|>", read=_read_pythonic),
+    "pythonic": ToolForm(
+        open="<|python_start|>[",
+        close="<|python_end|>",
+        read=_read_pythonic,
+        goes_on=_in_python_string,
+    ),
 }
 
 

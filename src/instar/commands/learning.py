@@ -71,7 +71,7 @@ def resume(
 def status(
     home: Home = DEFAULT_HOME, file: File = None, sets: Sets = None, as_json: Json = False
 ) -> None:
-    """Say who is paused, which versions serve, and what is to be rebuilt."""
+    """Say who is paused, which versions serve, what is passed over, and what is to be rebuilt."""
     config = resolve_last(home=home, file=file, sets=sets)
     found = ask(config, home, _status)
     if as_json:
@@ -84,6 +84,9 @@ def status(
         typer.echo(f"  paused for {who} since {age(time.time() - since)}")
     for owner, name in sorted(found["live"].items()):
         typer.echo(f"  {owner} is served by {name}")
+    for owner, counts in found["passed_over"].items():
+        told = ", ".join(f"{count} {reason}" for reason, count in counts.items())
+        typer.echo(f"  judged turns of {owner} that teach nothing as it is set: {told}")
     for one in found["rebuilds"]:
         what = ", ".join(one["versions"])
         typer.echo(f"  {what} of {one['owner']} waits to be trained again from {one['start']}")
@@ -94,12 +97,14 @@ async def _status(store: TurnStore) -> dict[str, Any]:
 
     from instar.record.controls import paused_since
     from instar.record.forget import pending_rebuilds
+    from instar.record.judged import JudgedTurns
     from instar.record.versions import VersionBook
 
     live = await VersionBook(store).live()
     return {
         "paused": await paused_since(store),
         "live": {owner: version.name for owner, version in live.items()},
+        "passed_over": await JudgedTurns(store).passed(),
         "rebuilds": [dataclasses.asdict(one) for one in await pending_rebuilds(store)],
     }
 

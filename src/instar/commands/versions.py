@@ -139,17 +139,25 @@ def rollback(
     owner: Owner = None,
     as_json: Json = False,
 ) -> None:
-    """Make the version live that the live one was trained from."""
+    """Make the version live that the live one was trained from.
+
+    One whose files are damaged is named and passed over: the nearest
+    version before it that is whole becomes live, in the end the base.
+    """
     config = resolve_last(home=home, file=file, sets=sets)
 
-    async def query(store: TurnStore) -> tuple[str, str, str]:
+    async def query(store: TurnStore) -> tuple[str, str, str, dict[str, str]]:
         from instar.record.versions import VersionBook
 
-        whose = await _whose(store, owner)
-        return whose, *await VersionBook(store).rollback(whose)
+        book, whose = VersionBook(store), await _whose(store, owner)
+        live = await book.live_name(whose)
+        damaged = _damaged(_files(home), (await book.line(whose, live))[1:])
+        return whose, *await book.rollback(whose, damaged=damaged, instead_of=live), damaged
 
-    whose, before, after = ask(config, home, query)
-    _say_live(whose, before, after, as_json=as_json)
+    whose, before, after, damaged = ask(config, home, query)
+    for name, why in damaged.items():
+        typer.echo(f"{name} is passed over. {why}", err=True)
+    _say_live(whose, before, after, as_json=as_json, damaged=damaged)
 
 
 @app.command(epilog="Example: instar versions diff base v3 --limit 5")
@@ -237,6 +245,20 @@ def _damage(files: VersionFiles, version: Version) -> str | None:
     return None
 
 
+def _damaged(files: VersionFiles, line: list[Version]) -> dict[str, str]:
+    """Those of a line that would serve next and cannot, each with the reason why."""
+    from instar.record.lineage import last_good
+
+    found: dict[str, str] = {}
+    by_name = {one.name: one for one in line}
+    while by_name and (name := last_good(by_name.values())) in by_name:
+        why = _damage(files, by_name.pop(name))
+        if why is None:
+            break
+        found[name] = why
+    return found
+
+
 def _facts(
     version: Version, line: list[str], turns: list[str], damage: str | None
 ) -> dict[str, str]:
@@ -258,9 +280,17 @@ def _state(version: Version) -> str:
     return f"{version.state}, learned from what is forgotten" if version.tainted else version.state
 
 
-def _say_live(owner: str, before: str, after: str, *, as_json: bool) -> None:
+def _say_live(
+    owner: str,
+    before: str,
+    after: str,
+    *,
+    as_json: bool,
+    damaged: dict[str, str] | None = None,
+) -> None:
     if as_json:
-        print_json({"owner": owner, "before": before, "live": after})
+        passed = {"damaged": damaged} if damaged else {}
+        print_json({"owner": owner, "before": before, "live": after, **passed})
     elif before == after:
         typer.echo(f"{after} is live for {owner} already.")
     else:

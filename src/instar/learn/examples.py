@@ -40,11 +40,18 @@ class Examples:
     """Chooses among praised turns; what the frozen base says of one is asked once."""
 
     def __init__(
-        self, reader: WeightsReader, *, renderer: ChatRenderer, training: TrainingConfig
+        self,
+        reader: WeightsReader,
+        *,
+        renderer: ChatRenderer,
+        training: TrainingConfig,
+        longest: int,
     ) -> None:
+        """`longest` is how many tokens can be read."""
         self._reader = reader
         self._renderer = renderer
         self._training = training
+        self._longest = longest
         self._known: dict[str, float] = {}
 
     def among(self, turns: Sequence[Turn]) -> list[Example]:
@@ -64,13 +71,14 @@ class Examples:
 
     def _about(self, one: Example, turn: Turn) -> float:
         """How much likelier the request makes the reply, in nats a token."""
-        asked, unasked = (
-            self._reader.logprobs(
-                self._renderer.render([{"role": "user", "content": text}]).ids,
-                turn.sampled_ids,
-                weights="base",
-            )
+        prompts = [
+            self._renderer.render([{"role": "user", "content": text}]).ids
             for text in (one.request, _NOTHING)
+        ]
+        if max(map(len, prompts)) + len(turn.sampled_ids) > self._longest:
+            return 0.0  # and so it is not shown
+        asked, unasked = (
+            self._reader.logprobs(prompt, turn.sampled_ids, weights="base") for prompt in prompts
         )
         return fmean(asked) - fmean(unasked)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from instar.batch.credit import Judged
 from instar.batch.render import ChatRenderer
@@ -22,11 +22,15 @@ _FITS = 12
 """Turns of a batch whose verdicts are compared with held-out ones: more would only cost time."""
 _GATE_GROUPS = 8
 """The newest groups at held-out tasks that the gate looks at."""
+_SURE = 8
+"""Corrected turns from which on it is known what the base thinks of such replies."""
+_LATEST = 128
+"""The newest turns of a line among which corrected ones are looked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What the gate looks at, none of which is ever trained on."""
+    """What the gate looks at; new weights are measured only on what is never trained on."""
 
     turns: list[Turn]
     """Corrected ones."""
@@ -34,6 +38,9 @@ class Held:
     """All turns of their sessions."""
     praised: list[Turn]
     tried: list[Judged]
+    taught: list[Turn] = field(default_factory=list)
+    """Corrected ones that were trained on, where few are held out: only what the base thinks of
+    them counts, and that no training changes."""
 
 
 class Gatekeeper:
@@ -49,15 +56,21 @@ class Gatekeeper:
         turns: TurnsOf,
         references: Sequence[Reference],
         max_tokens: int,
+        longest: int,
         attempts: AttemptBook | None = None,
     ) -> None:
+        """Nothing of more than `longest` tokens is looked at: it cannot be read."""
         self._trainer = trainer
         self._training = training
         self._renderer = renderer
         self._book = book
         self._turns = turns
-        self._references = list(references)
-        self._max_tokens = max_tokens
+        self._references = [
+            one
+            for one in references
+            if sum(map(len, measure.reference_ids(one, renderer))) <= longest
+        ]
+        self._max_tokens, self._longest = max_tokens, longest
         self._attempts = attempts
         self._seen: tuple[str, str, Measured] = ("", "", Measured())
         """The owner, the version and what was measured of it last."""
@@ -69,16 +82,28 @@ class Gatekeeper:
 
     async def held_out(self, owner: str) -> Held:
         share, limit = self._training.holdout_share, self._training.gate_turns
-        hinted = await self._book.held_out(owner, share=share, limit=limit)
-        # What a person praised after all is no correction, whatever hint it has.
-        turns = [one for one in hinted if one.verdict is None or one.verdict.score <= 0]
-        praised = await self._book.held_out(owner, share=share, limit=limit // 2, praised=True)
+        found = [
+            await self._book.held_out(
+                owner, share=share, limit=most, praised=praised, longest=self._longest
+            )
+            for praised, most in ((False, limit), (True, limit // 2))
+        ]
+        hinted, praised = ([one for one in turns if not one.has_images] for turns in found)
+        turns = [one for one in hinted if _corrected(one)]
         attempted: list[Judged] = []
         if self._attempts is not None:
             newest = await self._attempts.latest(owner, HELD_OUT, limit=_GATE_GROUPS)
             attempted = await judged_groups(owner, newest, turns_of=self._turns, ages={})
-        known = await with_sessions(owner, [*turns, *praised], self._turns)
-        return Held(turns=turns, known=known, praised=praised, tried=attempted)
+        taught = await self._taught(owner, _SURE - len(turns)) if len(turns) < _SURE else []
+        known = await with_sessions(owner, [*turns, *praised, *taught], self._turns)
+        return Held(turns=turns, known=known, praised=praised, tried=attempted, taught=taught)
+
+    async def _taught(self, owner: str, limit: int) -> list[Turn]:
+        """The newest corrected turns that trained the live line."""
+        live = await self._book.live_name(owner)
+        told = await self._book.told(owner, line=live, limit=_LATEST)
+        fit = [one for one in told if not one.has_images and len(one.ids) <= self._longest]
+        return [one for one in fit if one.hint is not None and _corrected(one)][-limit:]
 
     def remember(self, owner: str, version: str, found: Measured) -> None:
         """A version that is live now: measured again, only turns that are new will be read."""
@@ -97,6 +122,7 @@ class Gatekeeper:
                 renderer=self._renderer,
                 known=held.known,
                 training=self._training,
+                longest=self._longest,
                 teachers=self._teachers,
             )
         }
@@ -105,7 +131,9 @@ class Gatekeeper:
         return Measured(
             corrections=[corrected[turn.id] for turn in held.turns if turn.id in corrected],
             praised=[praised[turn.id] for turn in held.praised if turn.id in praised],
-            tried=tried(self._trainer, held.tried, max_tokens=self._max_tokens),
+            tried=tried(
+                self._trainer, held.tried, max_tokens=self._max_tokens, longest=self._longest
+            ),
         )
 
     def answers(self) -> list[float]:
@@ -166,7 +194,7 @@ class Gatekeeper:
 
     def _fits_of(self, held: Held) -> list[Fit]:
         """A person may change a verdict at any time, and a hint with it: both are in the key."""
-        turns = {_told(turn): turn for turn in (*held.turns, *held.praised)}
+        turns = {_told(turn): turn for turn in (*held.turns, *held.taught, *held.praised)}
         standing = standing_hint(held.turns)
         self._fits = {key: one for key, one in self._fits.items() if key in turns}
         for key in turns.keys() - self._fits.keys():
@@ -183,6 +211,7 @@ class Gatekeeper:
             renderer=self._renderer,
             known=known,
             training=self._training,
+            longest=self._longest,
             standing=standing,
         )
 
@@ -193,6 +222,7 @@ class Gatekeeper:
             renderer=self._renderer,
             known=held.known,
             training=self._training,
+            longest=self._longest,
             teachers=self._teachers,
             weights="base",
         )
@@ -201,6 +231,11 @@ class Gatekeeper:
         self._base_held = {one.turn: one for one in (*kept, *found)}
         self._teachers = {key: one for key, one in self._teachers.items() if key[0] in names}
         return list(self._base_held.values())
+
+
+def _corrected(turn: Turn) -> bool:
+    """What a person praised after all is no correction, whatever hint it has."""
+    return turn.verdict is None or turn.verdict.score <= 0
 
 
 def _told(turn: Turn) -> tuple[str, bool, str | None]:

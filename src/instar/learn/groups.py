@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from statistics import fmean
 
 from instar.batch.credit import CreditSettings, Judged, binary
@@ -28,10 +28,20 @@ def is_held_out(group: Sequence[Attempt], share: float) -> bool:
 
 
 async def ready_groups(
-    attempts: AttemptBook, owner: str, *, wanted: int, training: TrainingConfig
+    attempts: AttemptBook,
+    owner: str,
+    *,
+    wanted: int,
+    training: TrainingConfig,
+    passed: Collection[str] = (),
 ) -> list[list[Attempt]] | None:
-    """Groups for one update; those at held-out tasks are put aside for the gate."""
-    found = await attempts.groups(owner, limit=4 * wanted, judged=training.step_weight > 0)
+    """Groups for one update; those at held-out tasks are put aside for the gate.
+
+    Those named in `passed` are left where they are.
+    """
+    limit = 4 * wanted + len(passed)
+    found = await attempts.groups(owner, limit=limit, judged=training.step_weight > 0)
+    found = [group for group in found if group[0].group not in passed]
     kept = [group[0].group for group in found if is_held_out(group, training.holdout_share)]
     if kept:
         await attempts.set_used(owner, kept, HELD_OUT)
@@ -64,11 +74,13 @@ async def judged_groups(
                 continue
             known = {turn.id: turn for turn in await turns_of(owner, attempt.session)}
             turns = [known[name] for name in attempt.turns if name in known]
-            found += [with_outcome(turn, attempt, age=ages.get(_own(turn), 0)) for turn in turns]
+            found += [
+                with_outcome(turn, attempt, age=ages.get(own_version(turn), 0)) for turn in turns
+            ]
     return found
 
 
-def _own(turn: Turn) -> str:
+def own_version(turn: Turn) -> str:
     """The owner's name of the version, without the owner's."""
     return turn.version.rpartition("/")[2]
 
@@ -79,10 +91,17 @@ def with_outcome(turn: Turn, attempt: Attempt, *, age: int = 0) -> Judged:
     )
 
 
-def tried(trainer: TorchTrainer, judged: Sequence[Judged], *, max_tokens: int) -> list[Tried]:
+def tried(
+    trainer: TorchTrainer,
+    judged: Sequence[Judged],
+    *,
+    max_tokens: int,
+    longest: int | None = None,
+) -> list[Tried]:
     """How likely the trained weights make turns of held-out attempts, by what those earned.
 
-    Attempts of a group begin alike: as trees of at most `max_tokens`, that is read once.
+    Attempts of a group begin alike: as trees of at most `max_tokens`, that is read once. Turns
+    longer than `longest` are left out.
     """
     worth = binary(judged, CreditSettings())
     told = [
@@ -91,7 +110,7 @@ def tried(trainer: TorchTrainer, judged: Sequence[Judged], *, max_tokens: int) -
         if one.turn.id in worth and any(worth[one.turn.id].advantages)
     ]
     means: dict[str, float] = {}
-    for sample in merge(told, max_tokens=max_tokens).samples:
+    for sample in merge(told, max_tokens=max_tokens, longest=longest).samples:
         logprobs = trainer.sample_logprobs(sample)
         for index, name in enumerate(sample.turns):
             own = (at for at, turn in enumerate(sample.turn_index) if turn == index)

@@ -27,6 +27,7 @@ def corrections(
     renderer: ChatRenderer,
     known: Mapping[str, Turn],
     training: TrainingConfig,
+    longest: int,
     teachers: Teachers,
     weights: Literal["policy", "base"] = "policy",
 ) -> list[Correction]:
@@ -36,7 +37,7 @@ def corrections(
     """
     found = []
     for turn in turns:
-        hinted = hinted_prompt(turn, renderer, known, training=training)
+        hinted = hinted_prompt(turn, renderer, known, training=training, longest=longest)
         if hinted is None or not turn.sampled_ids:
             continue
         if (turn.id, hinted) not in teachers:
@@ -87,6 +88,7 @@ def fits(
     renderer: ChatRenderer,
     known: Mapping[str, Turn],
     training: TrainingConfig,
+    longest: int,
     standing: str | None,
 ) -> list[Fit]:
     """How replies with a verdict fit their own hint, or what a person mostly asks for."""
@@ -97,8 +99,8 @@ def fits(
         good = turn.verdict.score > 0
         hint = turn.hint.text if turn.hint is not None and not good else standing
         told = replace(turn, verdict=None, hint=Hint(text=hint) if hint else None)
-        hinted = hinted_prompt(told, renderer, known, training=training)
-        if hinted is None:
+        hinted = hinted_prompt(told, renderer, known, training=training, longest=longest)
+        if hinted is None or len(turn.ids) > longest:
             continue
         with_it, without = (
             trainer.logprobs(prompt, turn.sampled_ids, weights="base")
@@ -119,7 +121,14 @@ def answers(
     """The mean log-prob a token of each reference answer."""
     out = []
     for one in references:
-        prompt = renderer.render([{"role": "user", "content": one.question}]).ids
-        answer = (*renderer.encode(one.answer), *renderer.eos_ids[:1])
+        prompt, answer = reference_ids(one, renderer)
         out.append(fmean(trainer.logprobs(prompt, answer, weights=weights)))
     return out
+
+
+def reference_ids(
+    one: Reference, renderer: ChatRenderer
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A reference's question as a prompt, and its answer."""
+    prompt = renderer.render([{"role": "user", "content": one.question}]).ids
+    return prompt, (*renderer.encode(one.answer), *renderer.eos_ids[:1])

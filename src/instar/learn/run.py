@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
 from instar.batch.render import ChatRenderer
 from instar.config import Config
-from instar.errors import InstarError
+from instar.errors import InstarError, StoreError
 from instar.learn.judging import open_worker, pause
 from instar.learn.learner import Learner, Outcome
+from instar.learn.troubles import Troubles
 from instar.loop import model_folder, store_url
 from instar.publish.gate import retention_set
 from instar.publish.versions import VersionFiles
 from instar.record.attempts import AttemptBook
 from instar.record.controls import is_paused
 from instar.record.forget import finish_rebuild, pending_rebuilds
+from instar.record.judged import JudgedTurns
 from instar.record.store import TurnStore, open_store
 from instar.record.versions import VersionBook
 from instar.train.step import TorchTrainer
@@ -27,7 +29,6 @@ from instar.train.step import TorchTrainer
 log = logging.getLogger("instar.learn")
 
 _IDLE_S = 1.0
-_FAILED_S = 10.0
 _LOCKED_S = 1.0
 
 
@@ -95,6 +96,7 @@ def make_learner(config: Config, home: Path, folder: Path, store: TurnStore) -> 
             folder, tokenizer=config.model.tokenizer_path, tool_parser=config.gateway.tool_parser
         ),
         book=VersionBook(store),
+        judged=JudgedTurns(store),
         files=VersionFiles.of_home(home),
         turns=store.turns,
         attempts=AttemptBook(store),
@@ -117,36 +119,61 @@ async def _train(
     stop: asyncio.Event,
     on_outcome: Callable[[Outcome], None],
 ) -> None:
+    """Owners take turns; what fails for one of them keeps no other waiting."""
     begun: set[str] = set()
+    troubles = Troubles()
     while not stop.is_set():
         busy = False
-        try:
-            for owner in await store.owners():
-                if await is_paused(store, owner):
-                    continue
-                if owner not in begun:
-                    found = await learner.finish(owner)
-                    begun.add(owner)
-                else:
-                    found = await _next(learner, store, owner)
-                busy = busy or bool(found)
-                for outcome in found:
-                    on_outcome(outcome)
-        except InstarError as error:
-            log.error("training has to wait: %s", error)
-            await pause(stop, _FAILED_S)
+        for owner in await _owners(store, troubles):
+            if stop.is_set() or troubles.waits(owner):
+                continue
+            try:
+                found = await _step(learner, store, owner, begun)
+            except Exception as error:
+                troubles.note(owner, error)
+                continue
+            troubles.is_over(owner)
+            busy = busy or bool(found)
+            for outcome in found:
+                on_outcome(outcome)
         if not busy:
             await pause(stop, _IDLE_S)
+
+
+async def _owners(store: TurnStore, troubles: Troubles) -> list[str]:
+    try:
+        return await store.owners()
+    except StoreError as error:
+        troubles.note("", error)
+        return []
+
+
+async def _step(learner: Learner, store: TurnStore, owner: str, begun: set[str]) -> list[Outcome]:
+    if await is_paused(store, owner):
+        # What was trained until then is finished first, once learning goes on.
+        begun.discard(owner)
+        return []
+    first = owner not in begun
+    found = await (learner.finish(owner) if first else _next(learner, store, owner))
+    begun.add(owner)
+    if _held_back(found):
+        begun.discard(owner)
+    return found
+
+
+def _held_back(outcomes: Sequence[Outcome]) -> bool:
+    return any(one.held_back for one in outcomes)
 
 
 async def _next(learner: Learner, store: TurnStore, owner: str) -> list[Outcome]:
     """What a person asked to forget comes first, then what there is to learn."""
     for rebuild in await pending_rebuilds(store, owner):
-        found = [
-            [turn for name in batch if (turn := await store.turn(owner, name)) is not None]
-            for batch in rebuild.batches
-        ]
-        outcomes = await learner.relearn(owner, found)
+        outcomes: list[Outcome] = []
+        for names in rebuild.batches:
+            batch = [turn for name in names if (turn := await store.turn(owner, name)) is not None]
+            outcomes += await learner.relearn(owner, [batch])
+            if _held_back(outcomes) or await is_paused(store, owner):
+                return outcomes  # it goes on where it was
         await finish_rebuild(store, rebuild, await VersionBook(store).live_name(owner))
         return outcomes
     outcome = await learner.learn(owner)

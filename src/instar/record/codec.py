@@ -22,6 +22,8 @@ from instar.types import Sampling
 _ZSTD = 0x80
 _SMALL = 64
 """Blobs below this many bytes rarely shrink."""
+HEAD = 19
+"""Bytes at the beginning of a blob that `count` needs: the kind and the frame's header."""
 
 _DTYPES = {
     ord(code): np.dtype("<" + form)
@@ -97,6 +99,13 @@ def pack_floats(values: Sequence[float]) -> bytes:
 def unpack(blob: bytes) -> tuple[Any, ...]:
     """The tuple that `pack_ints` or `pack_floats` was given."""
     return tuple(_array(blob).tolist())
+
+
+def count(head: bytes, size: int) -> int:
+    """How many values `unpack` would find in a blob of so many bytes that begins like this."""
+    code = head[0]
+    raw = zstandard.frame_content_size(head[1:]) if code & _ZSTD else size - 1
+    return int(raw) // _DTYPES[code & ~_ZSTD].itemsize
 
 
 def _array(blob: bytes) -> npt.NDArray[Any]:

@@ -5,8 +5,8 @@ Every function works on one connection, so that a caller can put several into on
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
@@ -14,6 +14,8 @@ from instar.ids import share_of
 from instar.record import codec, reader
 from instar.record.schema import trained, turns, versions
 from instar.types import BASE_VERSION, Turn, Version
+
+T = TypeVar("T")
 
 _CHUNK = 500
 """Values in one IN list; SQLite takes a thousand."""
@@ -133,7 +135,7 @@ def among_trained(
 ) -> set[str]:
     """Which of these turns trained one of the named versions, or any at all."""
     found: set[str] = set()
-    for part in _chunks(list(ids)):
+    for part in chunks(list(ids)):
         query = sa.select(trained.c.turn).where(trained.c.owner == owner, trained.c.turn.in_(part))
         if names is not None:
             query = query.where(trained.c.version.in_(names))
@@ -144,57 +146,35 @@ def among_trained(
 def sessions_of(connection: sa.Connection, owner: str, ids: Collection[str]) -> dict[str, str]:
     """The session of each of these turns that is still there."""
     found: dict[str, str] = {}
-    for part in _chunks(list(ids)):
+    for part in chunks(list(ids)):
         mine = (turns.c.owner == owner) & turns.c.id.in_(part)
         query = sa.select(turns.c.id, turns.c.session).where(mine)
         found |= {row.id: row.session for row in connection.execute(query)}
     return found
 
 
-def trainable(
-    connection: sa.Connection, owner: str, share: float, limit: int, stale: Collection[str] = ()
-) -> list[Turn]:
-    """Judged turns that no version was trained on and that are not held out, oldest first."""
-    query = (
-        sa.select(turns.c.seq, turns.c.id, _is_telling().label("telling"))
-        .where(sa.text("score IS NOT NULL"), _may_train(owner), _is_talk(), ~_is_trained())
-        .where(turns.c.version.not_in(stale))
-        .order_by(turns.c.seq)
-    )
-    seqs: list[int] = []
-    for row in connection.execute(query):
-        if not (row.telling and share_of(row.id) < share):
-            seqs.append(row.seq)
-        if len(seqs) == limit:
-            break
-    return reader.turns_by_seq(connection, seqs)
-
-
-def count_stale(connection: sa.Connection, owner: str, stale: Collection[str]) -> int:
-    """How many judged turns were sampled by one of these versions and trained none."""
-    query = (
-        sa.select(sa.func.count())
-        .select_from(turns)
-        .where(sa.text("score IS NOT NULL"), _may_train(owner), _is_talk(), ~_is_trained())
-        .where(turns.c.version.in_(stale))
-    )
-    return connection.scalar(query) or 0
-
-
 def held_out(
-    connection: sa.Connection, owner: str, share: float, limit: int, praised: bool = False
+    connection: sa.Connection,
+    owner: str,
+    share: float,
+    limit: int,
+    praised: bool = False,
+    longest: int | None = None,
 ) -> list[Turn]:
-    """The newest of the share that is never trained on, oldest first: corrected or praised."""
+    """The newest of the share that is never trained on, oldest first: corrected or praised.
+
+    Those of more tokens than `longest` are passed over.
+    """
     what = sa.text("score IS NOT NULL AND score > 0" if praised else "hint IS NOT NULL")
     query = (
-        sa.select(turns.c.seq, turns.c.id)
-        .where(what, _may_train(owner), _is_talk(), ~_is_trained())
+        sa.select(turns.c.seq, turns.c.id, *length_columns())
+        .where(what, may_train(owner), is_talk(), ~is_trained())
         .order_by(turns.c.seq.desc())
     )
     seqs: list[int] = []
-    for row in connection.execute(query):
-        if share_of(row.id) < share:
-            seqs.append(row.seq)
+    for seq, name, *length in connection.execute(query):
+        if share_of(name) < share and (longest is None or tokens(*length) <= longest):
+            seqs.append(seq)
         if len(seqs) == limit:
             break
     return reader.turns_by_seq(connection, seqs)
@@ -204,7 +184,7 @@ def told(connection: sa.Connection, owner: str, names: Collection[str], limit: i
     """The newest turns with a hint or praise that trained one of these versions, oldest first."""
     query = (
         _in_versions(owner, names)
-        .where(_is_telling(), _may_train(owner), _is_talk())
+        .where(is_telling(), may_train(owner), is_talk())
         .order_by(turns.c.seq.desc())
         .limit(limit)
     )
@@ -225,24 +205,39 @@ def _in_versions(owner: str, names: Collection[str]) -> sa.Select[tuple[int]]:
     )
 
 
-def _may_train(owner: str) -> sa.ColumnElement[bool]:
+def length_columns() -> tuple[sa.ColumnElement[Any], ...]:
+    """What `tokens` wants to know of a row: its blobs stay where they are."""
+    out: list[sa.ColumnElement[Any]] = [turns.c.prefix_len]
+    for blob in (turns.c.prompt, turns.c.sampled):
+        head = sa.func.substr(blob, 1, codec.HEAD)
+        out += [sa.type_coerce(head, sa.LargeBinary), sa.func.length(blob)]
+    return tuple(out)
+
+
+def tokens(prefix: int, prompt: bytes, prompt_size: int, sampled: bytes, sampled_size: int) -> int:
+    """Of a turn's prompt and reply together."""
+    return prefix + codec.count(prompt, prompt_size) + codec.count(sampled, sampled_size)
+
+
+def may_train(owner: str) -> sa.ColumnElement[bool]:
     return (turns.c.owner == owner) & (turns.c.kind == "main") & (turns.c.no_train == 0)
 
 
-def _is_telling() -> sa.ColumnElement[bool]:
+def is_telling() -> sa.ColumnElement[bool]:
     """A hint or praise: what a version can be measured by."""
     return turns.c.hint.is_not(None) | (turns.c.score > 0)
 
 
-def _is_talk() -> sa.ColumnElement[bool]:
+def is_talk() -> sa.ColumnElement[bool]:
     """Turns of attempts at tasks are trained by the group, and only once that is complete."""
     return turns.c.group_id.is_(None)
 
 
-def _is_trained() -> sa.ColumnElement[bool]:
+def is_trained() -> sa.ColumnElement[bool]:
     mine = (trained.c.owner == turns.c.owner) & (trained.c.turn == turns.c.id)
     return sa.exists().where(mine)
 
 
-def _chunks(values: list[str]) -> Iterable[list[str]]:
+def chunks(values: Sequence[T]) -> Iterable[Sequence[T]]:
+    """As many as may be in one IN list."""
     return (values[at : at + _CHUNK] for at in range(0, len(values), _CHUNK))

@@ -117,7 +117,10 @@ def verdict_columns(verdict: Verdict | None) -> dict[str, Any]:
 
 
 def hint_columns(hint: Hint | None) -> dict[str, Any]:
-    return {"hint": None if hint is None else codec.pack_json([hint.text, hint.source])}
+    if hint is None:
+        return {"hint": None}
+    ways = [list(hint.ways)] if hint.ways else []
+    return {"hint": codec.pack_json([hint.text, hint.source, *ways])}
 
 
 def contents(rows: Iterable[Row]) -> Iterator[tuple[Row, Content, tuple[Any, ...]]]:
@@ -186,7 +189,7 @@ def decode(row: Row, content: Content, replies: Iterable[Any], tools: tuple[Tool
         created=row["created"],
         next_state=_next_state(row),
         verdict=_verdict(row),
-        hint=_hint(row),
+        hint=hint_of(row["hint"]),
     )
 
 
@@ -204,8 +207,8 @@ def _verdict(row: Row) -> Verdict | None:
     return Verdict(score=row["score"], votes=votes, source=row["verdict_source"])
 
 
-def _hint(row: Row) -> Hint | None:
-    if row["hint"] is None:
+def hint_of(packed: bytes | None) -> Hint | None:
+    if packed is None:
         return None
-    text, source = codec.unpack_json(row["hint"])
-    return Hint(text=text, source=source)
+    text, source, *ways = codec.unpack_json(packed)
+    return Hint(text=text, source=source, ways=tuple(ways[0]) if ways else ())

@@ -247,7 +247,8 @@ controls = sa.Table(
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("value", sa.Double, nullable=False),
 )
-"""Switches and counters: `paused` (since when; owner '' is everybody), `last_version`."""
+"""Switches and counters: `paused` (since when; owner '' is everybody), `last_version`, and how many
+judged turns are passed over (`passed_over:` and why)."""
 
 
 def prepare(*, writer: sa.Engine, reader: sa.Engine) -> None:

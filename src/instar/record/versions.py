@@ -22,6 +22,7 @@ import sqlalchemy as sa
 
 from instar.errors import StoreError
 from instar.record import codec, lineage
+from instar.record.controls import pauses
 from instar.record.schema import controls, rebuilds, trained, versions
 from instar.record.store import TurnStore
 from instar.types import BASE_VERSION, Turn, Version
@@ -84,6 +85,22 @@ class VersionBook:
 
         await self._change(change)
 
+    async def go_live(self, owner: str, name: str, *, instead_of: str) -> bool:
+        """Make a candidate live, unless learning is paused; returns whether it is live now.
+
+        In one transaction: once a pause is on disk nothing that was trained goes live any more.
+        """
+
+        def change(connection: sa.Connection) -> bool | Refused:
+            if pauses(connection, owner):
+                return False
+            done = _promote(
+                connection, owner, name, instead_of=instead_of, keep=False, anyway=False
+            )
+            return done if isinstance(done, Refused) else True
+
+        return await self._change(change)
+
     async def promote(
         self,
         owner: str,
@@ -103,13 +120,17 @@ class VersionBook:
             lambda c: _promote(c, owner, name, instead_of=instead_of, keep=keep, anyway=anyway)
         )
 
-    async def rollback(self, owner: str) -> tuple[str, str]:
+    async def rollback(
+        self, owner: str, *, damaged: Collection[str] = (), instead_of: str | None = None
+    ) -> tuple[str, str]:
         """Make the live version's predecessor live; returns the old and the new name.
 
         That is the version it was trained from, or the nearest one before that which is still
-        good. Raises StoreError where the base is live already.
+        good; `damaged` ones are passed over, whose files cannot be loaded. `instead_of` is the
+        version that must be live until now: the files of another one's line were not looked at.
+        Raises StoreError where another one is, or the base already.
         """
-        return await self._change(lambda c: _rollback(c, owner))
+        return await self._change(lambda c: _rollback(c, owner, damaged, instead_of))
 
     async def line(self, owner: str, name: str) -> list[Version]:
         """A version and all it came from, newest first; ends before the base."""
@@ -143,25 +164,22 @@ class VersionBook:
 
         return await self._store.read(query)
 
-    async def trainable(
-        self, owner: str, *, share: float, limit: int = 64, stale: Collection[str] = ()
-    ) -> list[Turn]:
-        """Judged turns that trained nothing yet, oldest first, without the held-out share.
-
-        Turns of rejected and of rolled-back versions do not come again: they would only lead
-        to the same weights. Those that a `stale` version sampled are passed over.
-        """
-        return await self._store.read(lambda c: lineage.trainable(c, owner, share, limit, stale))
-
-    async def count_stale(self, owner: str, stale: Collection[str]) -> int:
-        """How many judged turns wait in vain, since a stale version sampled them."""
-        return await self._store.read(lambda c: lineage.count_stale(c, owner, stale))
-
     async def held_out(
-        self, owner: str, *, share: float, limit: int = 64, praised: bool = False
+        self,
+        owner: str,
+        *,
+        share: float,
+        limit: int = 64,
+        praised: bool = False,
+        longest: int | None = None,
     ) -> list[Turn]:
-        """The newest of the share that is never trained on, oldest first: corrected or praised."""
-        return await self._store.read(lambda c: lineage.held_out(c, owner, share, limit, praised))
+        """The newest of the share that is never trained on, oldest first: corrected or praised.
+
+        Those of more tokens than `longest` are passed over.
+        """
+        return await self._store.read(
+            lambda c: lineage.held_out(c, owner, share, limit, praised, longest)
+        )
 
     async def told(self, owner: str, *, line: str, limit: int) -> list[Turn]:
         """The newest turns with a hint or praise that trained the last versions of a line."""
@@ -279,9 +297,7 @@ def _promote(
         return Refused(why)
     before = lineage.live_name(connection, owner)
     if instead_of is not None and before != instead_of:
-        return Refused(
-            f"Version {name} of {owner} was to replace {instead_of}, but {before} is live now."
-        )
+        return _overtaken(owner, name, instead_of, before)
     if before != name:
         make_live(connection, owner, name)
     if keep and name != BASE_VERSION:
@@ -307,13 +323,24 @@ def _unfit(known: dict[str, Version], owner: str, name: str, *, anyway: bool) ->
     return None
 
 
-def _rollback(connection: sa.Connection, owner: str) -> tuple[str, str] | Refused:
+def _rollback(
+    connection: sa.Connection, owner: str, damaged: Collection[str], instead_of: str | None
+) -> tuple[str, str] | Refused:
     before = lineage.live_name(connection, owner)
     if before == BASE_VERSION:
         return Refused(f"{owner} is served by the base already; there is nothing before it.")
-    after = lineage.last_good(lineage.ancestry(known_versions(connection, owner), before)[1:])
+    line = lineage.ancestry(known_versions(connection, owner), before)[1:]
+    after = lineage.last_good(one for one in line if one.name not in damaged)
+    if instead_of is not None and before != instead_of:
+        return _overtaken(owner, after, instead_of, before)
     make_live(connection, owner, after)
     return before, after
+
+
+def _overtaken(owner: str, name: str, instead_of: str, live: str) -> Refused:
+    return Refused(
+        f"Version {name} of {owner} was to replace {instead_of}, but {live} is live now."
+    )
 
 
 def _prune(

@@ -6,6 +6,7 @@ the losses, a chunk at a time. The base as it was before any training stays at h
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -17,10 +18,14 @@ from torch import Tensor, nn
 
 from instar.config import TrainingConfig
 from instar.errors import ModelError
-from instar.train import attention, fused, lora, whole
+from instar.train import adapters, attention, fused, lora, whole
+from instar.train.limits import Limit, limit_of
 from instar.types import Tree
 
 WEIGHTS_FILE = "adapter_model.safetensors"
+
+_NOISE = re.compile("drop|jitter")
+"""Settings of models that make training random."""
 
 _AFTER_PRODUCT = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 """Settings of models that do something to the logits after the last product."""
@@ -72,6 +77,7 @@ class Model:
         if self.peft is None:
             whole.choose(base)
         self._base = base
+        self.limit: Limit | None = limit_of(base)
         self._lean = (
             [] if self.peft is None else lora.make_lean(self.peft, dropout=training.lora_dropout)
         )
@@ -126,6 +132,8 @@ class Model:
     def hidden(self, view: View, tree: Tree) -> Tensor:
         """The last hidden state of each token, [T, D]."""
         layout = attention.layout_of(tree, device=self.device, dtype=self.dtype)
+        if self.limit is not None and layout.depth > self.limit.tokens:
+            raise ModelError(f"A sequence of {layout.depth} tokens is longer than {self.limit}.")
         with self.precision():
             out = view.body(
                 input_ids=torch.tensor([tree.ids], device=self.device),
@@ -160,21 +168,13 @@ class Model:
         save_file(plain, folder / WEIGHTS_FILE, metadata={"format": "pt"})
 
     def load_adapter(self, folder: Path) -> None:
-        """Go on from an adapter that `save` wrote."""
+        """Go on from an adapter that `save` wrote, perhaps for another shape of what is trained."""
+        changes = adapters.read(folder, WEIGHTS_FILE)
         if self.peft is None:
-            whole.load(self._base, self._untouched(), folder, WEIGHTS_FILE)
-            return
-        from peft import get_peft_model_state_dict, set_peft_model_state_dict
-        from safetensors.torch import load_file
-
-        tensors = load_file(folder / WEIGHTS_FILE, device=str(self.device))
-        own = get_peft_model_state_dict(self.peft, save_embedding_layers=False)
-        if tensors.keys() != own.keys() or any(tensors[k].shape != own[k].shape for k in own):
-            raise ModelError(
-                f"The adapter in {folder} has other tensors than this training's. Expected the "
-                "same rank and target modules: lora_rank and lora_target_modules must not change."
-            )
-        set_peft_model_state_dict(self.peft, tensors)
+            layers, before = whole.linears(self._base), whole.linears(self._untouched())
+            adapters.into_weights(layers, before, changes, folder)
+        else:
+            adapters.into_lora(self.peft, changes, folder)
 
     def _untouched(self) -> Any:
         """The base beside a model whose own layers change: it has to be loaded a second time."""
@@ -183,14 +183,30 @@ class Model:
         return self._frozen_copy
 
     def _open(self) -> Any:
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM
 
         model = AutoModelForCausalLM.from_pretrained(
-            self.folder, dtype=self.dtype, attn_implementation=attention.NAME
+            self.folder,
+            config=_without_noise(AutoConfig.from_pretrained(self.folder)),
+            dtype=self.dtype,
+            attn_implementation=attention.NAME,
         ).to(self.device)
         if self.device.type == "cuda":
             fused.fuse(model)
         return model
+
+
+def _without_noise(config: Any) -> Any:
+    """The config of a model that reads in training as it does in serving.
+
+    With its own dropout no log-prob would be that of the recorded reply, and turns that are read
+    together would not be read as each by itself. What `lora_dropout` says is not in here.
+    """
+    for one in {id(part): part for part in (config, config.get_text_config())}.values():
+        for name, value in list(vars(one).items()):
+            if isinstance(value, float) and _NOISE.search(name):
+                setattr(one, name, 0.0)
+    return config
 
 
 def _view(base: Any) -> View:
@@ -199,6 +215,7 @@ def _view(base: Any) -> View:
 
 def _with_adapter(base: Any, training: TrainingConfig, seed: int) -> Any:
     from peft import LoraConfig, get_peft_model
+    from transformers.pytorch_utils import Conv1D
 
     targets: Any = list(training.lora_target_modules)
     config = LoraConfig(
@@ -207,6 +224,7 @@ def _with_adapter(base: Any, training: TrainingConfig, seed: int) -> Any:
         lora_dropout=training.lora_dropout,
         target_modules="all-linear" if targets == ["all-linear"] else targets,
         task_type="CAUSAL_LM",
+        fan_in_fan_out=any(isinstance(one, Conv1D) for one in base.modules()),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -34,6 +34,16 @@ class AgainstTeacher:
     """Of the reply itself."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """What reading something more does to the frozen base on one reply."""
+
+    kl: float
+    """From what it thinks then to what it thinks without, a mean over the reply's tokens."""
+    gains: tuple[float, ...]
+    """Of the reply's own tokens: log-probs with it minus without."""
+
+
 class WeightsReader:
     """Reads with a model that something else may train."""
 
@@ -112,6 +122,36 @@ class WeightsReader:
                 hinted_MD=hidden_TD[len(hinted_ids) - 1 : -1],
                 temperature=self.training.teacher_temperature,
             )
+
+    @torch.no_grad()
+    def moved(
+        self,
+        prompt_ids: Sequence[int],
+        sampled_ids: Sequence[int],
+        others: Sequence[Sequence[int]],
+    ) -> list[Moved]:
+        """How the frozen base moves where it reads each of these prompts instead."""
+        out = []
+        with self.model.frozen() as view:
+            head = self._head(view)
+
+            def read(ids: Sequence[int]) -> Tensor:
+                return self.model.hidden(view, path(ids, sampled_ids))[len(ids) - 1 : -1]
+
+            plain_MD = read(prompt_ids)
+            for other in others:
+                found = losses.taught(
+                    head,
+                    plain_MD,
+                    teacher=losses.Teacher(head=head, hinted_MD=read(other), temperature=1.0),
+                    targets_M=self._longs(sampled_ids),
+                    temperatures_M=self._floats([1.0] * len(sampled_ids)),
+                    chunk=self._chunk,
+                    kind="forward",
+                )
+                gains = (found.theirs_M - found.logprobs_M).tolist()
+                out.append(Moved(kl=float(found.divergence_M.mean()), gains=tuple(gains)))
+        return out
 
     @torch.no_grad()
     def against_teacher(

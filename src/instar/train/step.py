@@ -8,9 +8,10 @@ T tokens of a tree, M trained tokens, D features, P turns with a value estimate.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ from instar.train.linear import LinearHead, Summary
 from instar.train.model import Model, View
 from instar.train.reading import WeightsReader, path
 from instar.types import Batch, Sample
+
+_VALUE_HEAD = "value."
+"""How the names of its parameters begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,15 +66,21 @@ class TorchTrainer(WeightsReader):
             weight_decay=self.training.weight_decay,
         )
 
-    def steps_on(self, batch: Batch, times: int) -> dict[str, float]:
-        """So many updates from one batch; the teacher, which stays as it is, reads it once."""
+    def steps_on(self, batch: Batch, times: float) -> dict[str, float]:
+        """So many updates from one batch; the teacher, which stays as it is, reads it once.
+
+        2.5 are three that are each as long as five sixths of one.
+        """
         teachers = [self._teacher(sample) for sample in batch.samples]
+        whole = math.ceil(times)
         metrics: dict[str, float] = {}
-        for _ in range(times):
-            metrics = self.step(batch, teachers)
+        for _ in range(whole):
+            metrics = self.step(batch, teachers, length=times / whole)
         return metrics
 
-    def step(self, batch: Batch, teachers: Sequence[_Lesson | None] = ()) -> dict[str, float]:
+    def step(
+        self, batch: Batch, teachers: Sequence[_Lesson | None] = (), *, length: float = 1.0
+    ) -> dict[str, float]:
         """One update; gives its metrics."""
         if not batch.turns:
             raise ValueError("the batch has no turn with credit; there is nothing to train on")
@@ -79,7 +89,7 @@ class TorchTrainer(WeightsReader):
         norm = float(
             nn.utils.clip_grad_norm_(self._parameters.values(), self.training.clip_grad_norm)
         )
-        rate = self._rate()
+        rate = length * self._rate()
         # One broken batch must not break the weights for good.
         sound = bool(torch.isfinite(torch.tensor(norm)))
         if sound:
@@ -136,20 +146,34 @@ class TorchTrainer(WeightsReader):
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on exactly where `state` was taken."""
-        if state["weights"].keys() != self._parameters.keys():
+        """Go on exactly where `state` was taken; a value head that it does not have begins anew."""
+        weights = state["weights"]
+        if odd := _shapes(weights).items() ^ _shapes(self._parameters).items():
+            name, shape = min(odd)
             raise ModelError(
-                "The trainer's state is of other parameters than are trained now. Expected the "
-                "same model, lora_rank and lora_target_modules as when it was saved."
+                f"The trainer's state is of other parameters than are trained now: {name} of shape "
+                f"{list(shape)} is in one of the two only. Expected the same model and the same "
+                "lora_rank and lora_target_modules as when it was saved."
             )
         with torch.no_grad():
-            for name, value in state["weights"].items():
-                self._parameters[name].copy_(value)
-        self._optimizer.load_state_dict(state["optimizer"])
+            for name, own in self._parameters.items():
+                own.copy_(weights[name]) if name in weights else own.zero_()
+        self._optimizer.load_state_dict(self._moments(state))
         self.steps = state["steps"]
         torch.set_rng_state(state["rng"])
         if state["cuda_rng"] is not None and self.model.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_rng"], self.model.device)
+
+    def _moments(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The optimiser's part of a state, for what is trained now and as it is set now."""
+        names = list(state["weights"])
+        place = {name: at for at, name in enumerate(self._parameters)}
+        moments = {
+            place[names[at]]: one
+            for at, one in state["optimizer"]["state"].items()
+            if names[at] in place
+        }
+        return {"state": moments, "param_groups": self._optimizer.state_dict()["param_groups"]}
 
     def _loss(
         self, sample: Sample, lesson: _Lesson | None, weights: Sequence[float], turns: int
@@ -320,7 +344,14 @@ class TorchTrainer(WeightsReader):
     def _value_parameters(self) -> list[tuple[str, nn.Parameter]]:
         if self._value is None:
             return []
-        return [(f"value.{name}", one) for name, one in self._value.named_parameters()]
+        return [(f"{_VALUE_HEAD}{name}", one) for name, one in self._value.named_parameters()]
+
+
+def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Of all but the value head, which may be there or not."""
+    return {
+        name: tuple(one.shape) for name, one in weights.items() if not name.startswith(_VALUE_HEAD)
+    }
 
 
 def _metrics(batch: Batch, sums: Counter[str]) -> dict[str, float]:

@@ -3,6 +3,9 @@
 Engines take versions as LoRA adapters. A change of full rank is one, too: the change itself beside
 an identity, the same up to rounding and somewhat larger than the weights. Embeddings, head and
 norms stay as they were, since no adapter could tell of them.
+
+What is trained is kept in float32 and read in the precision of the rest: a step is mostly smaller
+than what bfloat16 can tell apart, and would be rounded away.
 """
 
 from __future__ import annotations
@@ -11,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
-
-from instar.errors import ModelError
 
 _KEY = "base_model.model.{name}.lora_{half}.weight"
 
@@ -33,7 +34,7 @@ def choose(model: Any) -> None:
     """Leave nothing but linear layers to be trained."""
     model.requires_grad_(False)
     for module in linears(model).values():
-        module.weight.requires_grad_(True)
+        module.weight = nn.Parameter(module.weight.detach().float())
 
 
 @torch.no_grad()
@@ -67,34 +68,9 @@ def save(model: Any, base: Any, folder: Path, file: str) -> None:
     save_file(tensors, folder / file, metadata={"format": "pt"})
 
 
-@torch.no_grad()
-def load(model: Any, base: Any, folder: Path, file: str) -> None:
-    """Bring a model to where `save` found it."""
-    tensors = load_file(folder / file)
-    before, layers = linears(base), linears(model)
-    names = {_KEY.format(name=name, half=half) for name in layers for half in "AB"}
-    if tensors.keys() != names:
-        odd = sorted(tensors.keys() ^ names)[0]
-        raise ModelError(
-            f"The version in {folder} was not trained with training.use_lora off: {odd} is in one "
-            "of the two only. Expected a change of every linear layer."
-        )
-    changes = {name: _product(tensors, name) for name in layers}
-    largest = max(min(change.shape) for change in changes.values())
-    for name, module in layers.items():
-        change = changes[name] * (largest / min(changes[name].shape))
-        weight = before[name].weight.float() + change.to(module.weight.device)
-        module.weight.copy_(weight)
-
-
 def _factors(change: Tensor) -> tuple[Tensor, Tensor]:
     """(down, up) with the change as their product; one of the two is an identity."""
     outputs, inputs = change.shape
     if inputs <= outputs:
         return torch.eye(inputs), change.contiguous()
     return change.contiguous(), torch.eye(outputs)
-
-
-def _product(tensors: dict[str, Tensor], name: str) -> Tensor:
-    up, down = (tensors[_KEY.format(name=name, half=half)] for half in "BA")
-    return up @ down
