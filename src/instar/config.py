@@ -141,6 +141,8 @@ class GatewayConfig(Section):
     """For clients that send none."""
     top_k: int = Field(default=0, ge=0)
     """For clients that send none; 0 means no limit."""
+    allowed_origins: list[str] = Field(default_factory=list)
+    """Web pages, such as https://chat.example.org, that need no key on loopback either."""
     model_aliases: list[str] = Field(default_factory=list)
     """More model names that clients may ask for; all of them mean the live version."""
     tool_parser: str = "auto"
@@ -273,7 +275,7 @@ class EvaluationConfig(Section):
     num_judges: int = Field(default=3, ge=1)
     """Votes a turn."""
     consensus_threshold: float = Field(default=0.5, ge=0, le=1)
-    """Share of the votes that must be exceeded for a verdict; below it there is none."""
+    """Share of the valid votes that a verdict takes; at 0.5 it is more than half."""
     eval_frequency: int = Field(default=100, ge=1)
     """Updates between two evaluations."""
 
@@ -299,9 +301,9 @@ class RewardComputation(Section):
     type: Literal["next_state_feedback"] = "next_state_feedback"
     """What a turn is judged by: what happened next."""
     aggregation: Literal["majority", "mean"] = "majority"
-    """How votes become a verdict."""
+    """A verdict is what most votes say, or the label nearest to their mean."""
     num_samples: int = Field(default=3, ge=1)
-    """Times each judge is asked about a turn."""
+    """Read for files of OpenClaw-RL; `evaluation.num_judges` says how many votes there are."""
 
 
 class RolloutCollection(Section):

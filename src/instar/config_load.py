@@ -8,7 +8,6 @@ was found, what was expected and, for an unknown key, the nearest known one.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import types
 import typing
@@ -21,6 +20,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from instar.config import UNIONS, Config, Section
+from instar.config_nearest import nearest
 from instar.config_yaml import Marked, describe, plain, read_file, read_yaml
 from instar.errors import ConfigError
 
@@ -137,19 +137,6 @@ def load_config(
 def value_at(config: Section, path: str) -> Any:
     """The value at a dotted path."""
     return functools.reduce(getattr, path.split("."), config)
-
-
-def nearest(path: str) -> str | None:
-    """The known key or section that an unknown one was most likely meant to be."""
-    known = list(dict.fromkeys([key.path for key in keys()] + sorted(sections())))
-    if close := difflib.get_close_matches(path, known, n=1, cutoff=0.8):
-        return close[0]
-    by_name: dict[str, str] = {}
-    for one in known:
-        by_name.setdefault(one.rpartition(".")[2], one)
-    if close := difflib.get_close_matches(path.rpartition(".")[2], by_name, n=1, cutoff=0.7):
-        return by_name[close[0]]
-    return next(iter(difflib.get_close_matches(path, known, n=1, cutoff=0.5)), None)
 
 
 def _walk(section: type[Section], *, prefix: str, kind: str | None) -> Iterator[Key]:
@@ -305,9 +292,9 @@ def _explain(error: dict[str, Any], given: dict[str, Given]) -> str:
 
 
 def _unknown(path: str, place: str) -> str:
-    near = nearest(path)
-    meant = f"; did you mean {near}?" if near else "; `instar config show` lists the known ones"
-    return f"{path} ({place}): unknown key{meant}"
+    near, likely = nearest(path, [*_by_path(), *sorted(sections())])
+    more = "" if likely else " `instar config show` lists all there are."
+    return f"{path} ({place}): unknown key; did you mean {near}?{more}"
 
 
 def _at(source: str, marked: Marked) -> str:

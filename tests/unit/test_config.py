@@ -20,7 +20,8 @@ from instar.config import (
     is_loopback,
     secret,
 )
-from instar.config_load import keys, load_config, nearest
+from instar.config_load import keys, load_config, sections
+from instar.config_nearest import nearest
 from instar.errors import ConfigError
 
 
@@ -106,6 +107,23 @@ def test_sections_may_be_empty_and_lines_shared(tmp_path: Path) -> None:
         ("lora_rnk", "training.lora_rank"),
         ("evaluation.judge_mode", "evaluation.judge_model"),
         ("engine.gpu_memroy", "engine.gpu_memory"),
+        # Not the section that it stands in, which looks more like it.
+        ("training.lr", "training.learning_rate"),
+        ("lr", "training.learning_rate"),
+        ("training.optimizer.lr", "training.learning_rate"),
+        ("training.rank", "training.lora_rank"),
+        ("training.alpha", "training.lora_alpha"),
+        ("training.batch", "training.batch_size"),
+        ("training.epochs", "training.steps_per_batch"),
+        ("training.warmup", "training.warmup_steps"),
+        ("training.LearningRate", "training.learning_rate"),
+        ("rollout.batchsize", "rollout.batch_size"),
+        # Of the same section, though another one has it by that very name.
+        ("model.path", "model.checkpoint_path"),
+        ("evaluation.judge.url", "evaluation.judge.base_url"),
+        ("model.port", "gateway.port"),
+        ("judge", "evaluation.judge"),
+        ("trainng", "training"),
     ],
 )
 def test_unknown_key_names_the_nearest(key: str, near: str, tmp_path: Path) -> None:
@@ -118,9 +136,31 @@ def test_unknown_key_names_the_nearest(key: str, near: str, tmp_path: Path) -> N
     assert key.split(".")[0] in said and "c.yaml:1" in said and "unknown key" in said
 
 
-def test_a_key_like_no_other_points_to_the_list() -> None:
-    assert nearest("zzzzzz") is None
-    assert "instar config show" in mistakes(None, "zzzzzz=1")
+KNOWN = {key.path for key in keys()} | sections()
+
+
+@pytest.mark.parametrize("key", ["zzzzzz", "zzz.q", "foo", "5", "gateway.x.y"])
+def test_a_key_like_no_other_names_one_and_points_to_the_list(key: str) -> None:
+    said = mistakes(None, f"{key}=1")
+    assert said.startswith(f"{key} (--set): unknown key; did you mean ")
+    near, more = said.removesuffix(".").split(" did you mean ")[1].split("? ")
+    assert near in KNOWN and "instar config show" in more
+
+
+@given(st.text(min_size=1), st.sampled_from(["", *sorted(sections())]))
+def test_there_is_always_a_nearest_key_and_never_the_section_around_it(
+    name: str, section: str
+) -> None:
+    path = f"{section}.{name}" if section else name
+    near, _ = nearest(path, sorted(KNOWN))
+    assert near in KNOWN and not path.startswith(f"{near}.")
+
+
+@pytest.mark.parametrize("path", sorted(KNOWN))
+def test_a_known_key_is_its_own_nearest_one(path: str) -> None:
+    assert nearest(path, sorted(KNOWN)) == (path, True)
+    *_, name = path.split(".")
+    assert nearest(name, sorted(KNOWN))[0].split(".")[-1] == name
 
 
 def test_every_mistake_is_listed(tmp_path: Path) -> None:
@@ -146,7 +186,13 @@ def test_every_mistake_is_listed(tmp_path: Path) -> None:
         ("- a\n", "found ['a'] (a list) at the top"),
         ("training: 3\n", "training (c.yaml:1): found 3 (an integer), but training is a section"),
         ("store:\n  backlog: 1\n  backlog: 2\n", 'line 3: the key "backlog" stands here a second'),
+        ("training:\n  ? [a]\n  : 1\n", "c.yaml line 2: a key is a list or a section"),
+        ("? {a: 1}\n: 1\n", "c.yaml line 1: a key is a list or a section"),
         ("model: &m\n  x: *m\n", "contains itself"),
+        (
+            f"gateway:\n  port: {'9' * 5000}\n",
+            "line 2 column 9: this is not YAML: a number of 5000",
+        ),
         ("gateway:\n  port: 70000\n", "found 70000 (an integer), expected at most 65535"),
         ("gateway:\n  temperature: .nan\n", "expected a finite number"),
         ("gateway:\n  model_aliases: gpt-4\n", 'found "gpt-4" (a string), expected a list'),
@@ -157,6 +203,42 @@ def test_every_mistake_is_listed(tmp_path: Path) -> None:
 )
 def test_mistakes_in_a_file(text: str, said: str, tmp_path: Path) -> None:
     assert said in mistakes(text, tmp_path=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "engine:\n  args: " + "[" * 3000 + "]" * 3000,
+        "engine:\n  args: " + "[" * 3000,
+        "".join(f"{' ' * at}a:\n" for at in range(300)),
+        '{"a":' * 3000 + "1" + "}" * 3000,
+        "- " * 3000,
+    ],
+    ids=["brackets", "open", "sections", "json", "dashes"],
+)
+def test_what_is_nested_too_deep_is_an_error_with_its_place(text: str, tmp_path: Path) -> None:
+    said = mistakes(text, tmp_path=tmp_path)
+    assert said.startswith("c.yaml line ") and "nested more than 100 deep" in said
+
+
+def test_a_value_that_is_nested_too_deep_is_an_error() -> None:
+    deep = "[" * 3000 + "]" * 3000
+    assert mistakes(None, f"engine.args={deep}").startswith("--set engine.args line 1 column 101: ")
+    # As deep as may be is only no list of strings.
+    most = "[" * 100 + "]" * 100
+    assert "expected a string" in mistakes(None, "engine.type=vllm", f"engine.args={most}")
+
+
+def test_what_is_nested_too_deep_by_names_is_an_error(tmp_path: Path) -> None:
+    within = [("&n0 x", "&n0 {b: 1}")]
+    for at in range(1, 40):
+        lists = f"&n{at} {'[' * 90}*n{at - 1}{']' * 90}"
+        within.append((lists, f"&n{at} {'{a: ' * 90}*n{at - 1}{'}' * 90}"))
+    lists, parts = (", ".join(one) for one in zip(*within, strict=True))
+    said = mistakes(None, f"engine.args=[{lists}]", "engine.type=vllm")
+    assert "found [[[[[[[...]]]]]]] (a list), expected a string" in said
+    keys = "\n".join(f"k{at}: {one}" for at, one in enumerate(parts.split(", ")))
+    assert mistakes(keys, tmp_path=tmp_path).startswith("c.yaml: found lists or sections nested")
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
