@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from instar.gateway.idle import IdleSessions
 from instar.gateway.metrics import Metrics
 from instar.gateway.serve import TurnServer
 from instar.gateway.sessions import SessionBook
+from instar.judge.hints import told_outright
 from instar.protocols import Engine
 from instar.publish.swap import VersionFollower
 from instar.publish.versions import VersionFiles
@@ -299,6 +300,7 @@ def _access(config: Config, keys: Keys) -> Access:
         key_required=not is_loopback(config.gateway.host),
         local_key=secret("INSTAR_API_KEY"),
         made_here=KEY_PREFIX,
+        origins=config.gateway.allowed_origins,
     )
 
 
@@ -314,6 +316,9 @@ async def _feedback(
     verdict: Verdict,
     hint: Hint | None,
 ) -> Turn | None:
+    if hint is not None:
+        told = await asyncio.to_thread(told_outright, hint.text)
+        hint = None if told is None else replace(hint, text=told)
     return await give_feedback(store, owner, turn=turn, session=session, verdict=verdict, hint=hint)
 
 

@@ -149,6 +149,22 @@ OWN_PAIRS = frozenset(
 """The same for messages that a person may well write: only with aider's answer are they its own."""
 
 
+SUMMARIES = re.compile(
+    r"\s*(?:<[\w-]+>\s*)?(?:"
+    r"The conversation history before this point"  # OpenClaw
+    r"|This session is being continued from a previous conversation"  # Claude Code
+    r"|Another language model started to solve this problem"  # codex
+    r"|(?:# )?(?:Here is (?:a|the) )?(?:[Cc]onversation [Ss]ummary|[Ss]ummary of (?:the|our) )"
+    r")"
+)
+"""How a message begins that stands for all that was said before it."""
+
+
+def is_summary(text: str) -> bool:
+    """Whether a client put this in the place of the conversation so far."""
+    return SUMMARIES.match(text) is not None
+
+
 def unwrap(text: str) -> str:
     """The text without what stands around what was said."""
     for one in SYNTHETIC:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import socket
 from typing import TYPE_CHECKING
@@ -22,11 +23,18 @@ def listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
     except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}. "
-            "Is another instar running? Choose another port with --port."
-        ) from error
+        problem = f"cannot listen on {host}:{port}: {error.strerror or error}."
+        raise ConfigError(f"{problem} {_what_to_do(error)}") from error
     return listener
+
+
+def _what_to_do(error: OSError) -> str:
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return (
+            "gateway.host (--host) must be an address of this machine: 127.0.0.1 or ::1 for this "
+            "machine alone, 0.0.0.0 for others too."
+        )
+    return "Is another instar running? Choose another port with --port."
 
 
 def address_of(listener: socket.socket, host: str) -> str:

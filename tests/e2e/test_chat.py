@@ -68,6 +68,14 @@ async def test_a_stream_comes_in_pieces_and_ends_with_usage(tmp_path: Path) -> N
     assert len({chunk.id for chunk in chunks}) == 1
 
 
+async def test_a_stream_tells_its_usage_unasked_with_the_finish(tmp_path: Path) -> None:
+    async with listening(tmp_path, [{"text": "one"}]) as address, sdk(address) as client:
+        _, chunks = await streamed(client, messages=[user("count")])
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    assert chunks[-1].usage.completion_tokens == len("one") + 1
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_each_sampled_token_has_its_logprob(tmp_path: Path, stream: bool) -> None:
     fields: dict[str, Any] = {"messages": [user("x")], "logprobs": True, "top_logprobs": 2}
@@ -81,7 +89,10 @@ async def test_each_sampled_token_has_its_logprob(tmp_path: Path, stream: bool) 
             entries = answer.choices[0].logprobs.content
     assert [entry.token for entry in entries[:3]] == ["a", "b", "c"]
     assert len(entries) in (3, 4)
-    assert all(entry.logprob < 0 and entry.top_logprobs for entry in entries)
+    for entry in entries:
+        first, other = entry.top_logprobs
+        assert first.token == entry.token != other.token
+        assert other.logprob < first.logprob == entry.logprob < 0
     assert entries[0].bytes == [97]
 
 
@@ -255,6 +266,27 @@ async def test_kinds_and_no_train_are_recorded(system: Gate) -> None:
         ("main", "default", True),
         ("side", "client", True),
     ]
+
+
+@pytest.mark.parametrize(
+    ("header", "body", "private"),
+    [
+        ("y", None, True),
+        ("0", True, True),
+        ("1", False, True),
+        (None, "please", True),
+        ("off", None, False),
+        ("", False, False),
+        (None, 0, False),
+    ],
+)
+async def test_a_turn_is_private_if_header_or_body_say_anything_but_no(
+    system: Gate, header: str | None, body: bool | str | int | None, private: bool
+) -> None:
+    headers = {"X-Session-Id": "p"} | ({} if header is None else {"X-No-Train": header})
+    await system.say("a", headers=headers, **({} if body is None else {"no_train": body}))
+    (turn,) = await system.turns("p")
+    assert turn.no_train is private
 
 
 async def test_a_side_turn_is_not_what_followed(system: Gate) -> None:

@@ -31,6 +31,8 @@ async def test_a_killed_engine_comes_back(tmp_path: Path) -> None:
                 assert workers
                 for worker in workers:
                     worker.kill()
+                at_once = await http.post("/v1/chat/completions", json=body("Hi.", no_train=True))
+                assert at_once.status_code == 200, at_once.text
                 rest = [line async for line in lines]
             assert "[DONE]" not in rest
             error = json.loads(rest[-1])["error"]
@@ -45,7 +47,8 @@ async def test_a_killed_engine_comes_back(tmp_path: Path) -> None:
             await until(lambda: psutil.Process(one.pid).children(recursive=True))
         assert await one.stop(timeout_s=60) == 0
         turns = await one.export()
-        assert [turn["session"] for turn in turns] == ["s"], "what failed is not the model's turn"
+        answered = {turn["session"] for turn in turns}
+        assert len(turns) == 2 and "s" in answered, "what failed is not the model's turn"
     finally:
         if one.process is not None:
             one.kill()

@@ -37,7 +37,7 @@ async def test_a_verdict_on_a_turn_and_on_a_sessions_last_main_turn(system: Gate
     found = {turn.id: turn for turn in await system.turns("s")}
     assert found[first].verdict == Verdict(score=1, source="person")
     assert found[last].verdict == Verdict(score=-1, source="person")
-    assert found[last].hint == Hint(text="Too long.", source="person")
+    assert found[last].hint == Hint(text="Keep the answer short.", source="person")
     answer = await give(system, {"score": 0}, x_session_id="s")
     assert answer.json()["turn"] == last
     assert await system.metric("instar_requests_total") >= 3
@@ -57,7 +57,31 @@ async def test_a_person_wins_over_the_judge_before_and_after(system: Gate) -> No
     assert found.verdict == Verdict(score=1, source="person")
     await give(system, {"turn": last, "score": -1, "text": "On second thought: shorter."})
     found = (await store.turn("local", last)) or pytest.fail("it is gone")
-    assert found.hint == Hint(text="On second thought: shorter.", source="person")
+    assert found.hint is not None
+    assert found.hint.text == "Keep the answer short. On second thought: shorter."
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("Too long!!", "Keep the answer short."),
+        ("Bullets again? Seriously?", "Do not use lists."),
+        ("Mention the dog.", "Mention the dog."),
+        # What cannot be made into an instruction stays as it was said, at most three sentences.
+        ("It was mediocre.", "It was mediocre."),
+        ("One thing. And one. And one. And one.", "One thing. And one. And one."),
+        ("ab " * 3000, ("Ab " + "ab " * 200)[:400]),
+        # Scorn is nobody's instruction.
+        ("Sure, because I love reading manuals.", None),
+    ],
+)
+async def test_words_become_an_instruction_as_in_a_reply(
+    system: Gate, text: str, hint: str | None
+) -> None:
+    last = await talk(system)
+    assert (await give(system, {"turn": last, "score": -1, "text": text})).status_code == 200
+    found = (await system.system.store.turn("local", last)) or pytest.fail("it is gone")
+    assert found.hint == (None if hint is None else Hint(text=hint, source="person"))
 
 
 async def test_a_turn_that_a_person_judged_leaves_the_judges_queue(system: Gate) -> None:

@@ -32,6 +32,13 @@ async def two_turns(
         ),
         ({"headers": {"session_id": "a"}}, None, "a"),
         ({"headers": {"session-id": "a"}}, None, "a"),
+        ({"headers": {"session_id": "a:1"}}, {"headers": {"session-id": "a:2"}}, "a"),
+        ({"session_id": "a:1"}, None, "a:1"),
+        (
+            {"headers": {"X-Session-Id": "caf\u00e9".encode()}},
+            {"session_id": "caf\u00e9"},
+            "caf\u00e9",
+        ),
         ({"prompt_cache_key": "key:7"}, {"prompt_cache_key": "key"}, "key"),
         ({"session_id": "a"}, None, "a"),
         ({"headers": {"X-Session-Id": "head"}, "session_id": "body"}, None, "head"),

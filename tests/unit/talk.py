@@ -135,6 +135,12 @@ class Talk:
     def cut(self, at: int) -> None:
         del self.history[at:], self.origin[at:]
 
+    @property
+    def edited(self) -> bool:
+        """Whether replies are kept that answer something else than the history now says."""
+        kept = [at for at, one in enumerate(self.history) if one["role"] == "assistant"]
+        return bool(kept) and self.origin[kept[-1]] is None
+
     def last_turn(self) -> str | None:
         """The turn that the client's history ends with, below the new messages."""
         return next((name for name in reversed(self.origin) if name), None)
@@ -161,7 +167,7 @@ def rewritten(message: Message, rng: random.Random) -> Message:
 
 
 def _renamed(call: dict[str, Any], rng: random.Random) -> dict[str, Any]:
-    arguments = json.loads(call["function"]["arguments"])
+    arguments = _as_javascript(json.loads(call["function"]["arguments"]))
     items = list(arguments.items())
     rng.shuffle(items)
     written = json.dumps(dict(items), ensure_ascii=rng.random() < 0.5, indent=rng.choice([None, 1]))
@@ -171,3 +177,14 @@ def _renamed(call: dict[str, Any], rng: random.Random) -> dict[str, Any]:
         "type": "function",
         "function": {"name": name, "arguments": written},
     }
+
+
+def _as_javascript(value: Any) -> Any:
+    """What JSON.stringify(JSON.parse(..)) makes of numbers: all are doubles, 2.0 is written 2."""
+    if isinstance(value, dict):
+        return {name: _as_javascript(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_as_javascript(one) for one in value]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return int(float(value)) if float(value).is_integer() else float(value)

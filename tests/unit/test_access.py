@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from instar.errors import RequestError, StoreError
@@ -13,11 +15,14 @@ class Book:
     """Knows Ann's key, unless it is down."""
 
     down = False
+    revoked = False
+    asked = 0
 
     async def owner_of(self, key: str) -> str | None:
         if self.down:
             raise StoreError("the store cannot be read")
-        return "ann" if key == "instar-ann" else None
+        self.asked += 1
+        return "ann" if key == "instar-ann" and not self.revoked else None
 
     def access(self, *, key_required: bool) -> Access:
         return Access(self.owner_of, key_required=key_required, made_here="instar-")
@@ -68,3 +73,47 @@ async def test_a_known_key_stays_known_while_the_store_is_down(
     assert await access.owner(bearer("instar-ann")) == "ann"
     book.down = True
     assert await access.owner(bearer("instar-ann")) == "ann"
+
+
+@pytest.mark.parametrize(
+    ("origin", "served"),
+    [
+        ("http://localhost:3000", True),
+        ("https://chat.localhost", True),
+        ("http://127.0.0.1:30000", True),
+        ("http://[::1]:8080", True),
+        ("app://obsidian.md", True),
+        ("chrome-extension://abc", True),
+        ("https://chat.example.org", True),
+        ("https://evil.example", False),
+        ("http://localhost.evil.example", False),
+        ("http://192.168.0.2", False),
+        ("http://[", False),
+        ("null", False),
+    ],
+)
+async def test_a_page_from_elsewhere_needs_a_key(origin: str, served: bool) -> None:
+    """Browsers let every page that a person opens send requests to their own machine."""
+    access = Access(Book().owner_of, key_required=False, origins=["https://chat.example.org/"])
+    headers = {"origin": origin}
+    assert await access.owner(headers | bearer("instar-ann")) == "ann"
+    if served:
+        assert await access.owner(headers) == LOCAL_OWNER
+        return
+    with pytest.raises(RequestError, match="allowed_origins") as refused:
+        await access.owner(headers | bearer("sk-none"))
+    assert refused.value.status == 403
+
+
+async def test_a_revoked_key_is_refused_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(auth, "time", SimpleNamespace(monotonic=lambda: now))
+    book = Book()
+    access = book.access(key_required=True)
+    for _ in range(50):
+        assert await access.owner(bearer("instar-ann")) == "ann"
+    assert book.asked == 1, "a key is not looked up for each request"
+    book.revoked = True
+    now += 0.9
+    with pytest.raises(RequestError):
+        await access.owner(bearer("instar-ann"))

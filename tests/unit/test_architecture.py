@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("types",),
     ("errors", "text", "ids", "synthetic"),
     ("protocols",),
-    ("config_section", "config_training", "config", "config_yaml", "config_load"),
+    ("config_section", "config_training", "config", "config_yaml", "config_nearest", "config_load"),
     STAGES,
     ("backends", "envs"),
     ("loop", "web", "learn", "launch"),

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from store_turns import make_turn
 
 from instar.record.attempts import AttemptBook
+from instar.record.judged import JudgedTurns
 from instar.record.store import TurnStore, open_store
 from instar.record.versions import VersionBook
 from instar.types import Attempt, NextState, Verdict, Version
@@ -131,7 +132,7 @@ async def test_a_turn_keeps_its_group_and_is_no_talk(store: TurnStore) -> None:
     assert [one.id for one in await store.ready(steps=False)] == ["t2"]
     for name in ("t1", "t2"):
         await store.set_verdict(name, Verdict(score=1), None)
-    assert [one.id for one in await VersionBook(store).trainable("anna", share=0.0)] == ["t2"]
+    assert [one.id for one in await JudgedTurns(store).waiting("anna", share=0.0)] == ["t2"]
 
 
 async def test_a_session_that_is_deleted_takes_its_attempt_along(store: TurnStore) -> None:

@@ -8,6 +8,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sampled_turns import turn
 
 from instar.batch.render import ChatRenderer
 from instar.errors import RequestError
@@ -51,9 +52,38 @@ def test_each_token_brings_its_logprob_though_its_text_is_held_back() -> None:
     assert entries[0]["top_logprobs"][0]["token"] == "a"
 
 
+@given(st.text("abSTOP", max_size=12), st.integers(1, 3), st.booleans())
+def test_the_tokens_of_a_stop_string_are_not_logged(text: str, size: int, end: bool) -> None:
+    """Nor those of what follows it; what may begin one waits until that is clear."""
+    made = writer(logprobs=True, stop=("STOP",))
+    ids = RENDERER.encode(text + "STOP" * end + "b")
+    shown = []
+    for at in range(0, len(ids), size):
+        part = tuple(ids[at : at + size])
+        piece = Piece(ids=part, logprobs=(-1.0,) * len(part), version="base")
+        for event in events(made.step(Step(name="t1", deltas=[], piece=piece))):
+            shown += event["choices"][0]["logprobs"]["content"]
+    for event in events(made.end(turn("t1", [1], ids), 0).replace(b"data: [DONE]\n\n", b"")):
+        shown += (event["choices"][0]["logprobs"] or {"content": []})["content"]
+    whole = text + "STOP" * end + "b"
+    assert "".join(one["token"] for one in shown) == whole.partition("STOP")[0]
+
+
+def test_a_message_with_a_refusal_says_it() -> None:
+    refused = {"role": "assistant", "content": None, "refusal": "I will not."}
+    call = parse({**BODY, "messages": [*BODY["messages"], refused, *BODY["messages"]]})
+    assert call.messages[1] == {"role": "assistant", "content": "I will not."}
+
+
+def test_a_limit_is_named_rather_than_another_form() -> None:
+    with pytest.raises(RequestError, match="at most 16"):
+        parse({**BODY, "stop": ["x"] * 17})
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_change_the_answer_is_refused_by_name(name: str) -> None:
-    value = {"n": 2, "response_format": {"type": "json_object"}, "best_of": 2}.get(name, [1])
+    off = dict.fromkeys(("do_sample", "skip_special_tokens", "detokenize"), False)
+    value = {"n": 2, "response_format": {"type": "json_object"}, **off}.get(name, [1])
     with pytest.raises(RequestError, match=name) as caught:
         parse({**BODY, name: value})
     assert (caught.value.status, caught.value.param) == (400, name)

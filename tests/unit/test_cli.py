@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,48 @@ def test_sessions_list(run: Run) -> None:
     assert "s-one" in text and "bob" in text and "\x1b[31m" not in text
 
 
+ID = "3f0a2b44-1111-2222-3333-444455556666"
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        # An id of 36 and 5, 5, 4, 6 and 3 for the others, with a blank between each two: 64 in
+        # all, which leaves 15 of 80 for the title beside its blank, and none of 60.
+        (80, "Why is the sky…"),
+        (100, "Why is the sky blue, and not green…"),
+        (73, "Why is …"),
+        (72, ""),
+        (60, ""),
+    ],
+)
+def test_only_titles_are_cut_where_a_terminal_is_narrow(
+    tmp_path: Path, columns: int, said: str
+) -> None:
+    async def write() -> None:
+        async with open_store(f"sqlite:///{tmp_path}/instar.db") as store:
+            title = "Why is the sky blue, and not green, as the grass is?"
+            assert await store.record(turn("t1", title, "x", session=ID, created=time.time()))
+
+    asyncio.run(write())
+    result = CliRunner().invoke(
+        app, ["sessions", "list", "--home", str(tmp_path)], env={"COLUMNS": str(columns)}
+    )
+    head, row = result.stdout.splitlines()
+    assert head.split() == [
+        "id",
+        "owner",
+        *["title"] * bool(said),
+        "turns",
+        "side",
+        "tokens",
+        "age",
+    ]
+    middle = f"{said} " if said else ""
+    assert row == f"{ID} ann   {middle}    1    0      1 0 s"
+    assert max(map(len, (head, row))) <= max(columns, 64)
+
+
 def test_sessions_list_of_an_empty_home(run: Run) -> None:
     assert "No sessions yet" in run("sessions", "list").stdout
     assert json.loads(run("sessions", "list", "--json").stdout) == []
@@ -255,8 +298,6 @@ def test_sessions_export(run: Run, recorded: list[Turn], tmp_path: Path) -> None
         "turn",
         "parent",
         "kind",
-        "kind_reason",
-        "run",
         "prompt_ids",
         "sampled_ids",
         "logprobs",
@@ -267,7 +308,13 @@ def test_sessions_export(run: Run, recorded: list[Turn], tmp_path: Path) -> None
         "next_state",
         "verdict",
         "hint",
+        "kind_reason",
+        "run",
+        "no_train",
+        "extends",
     ]
+    assert [one["no_train"] for one in found] == [False, False, True, False]
+    assert [one["extends"] for one in found] == [False, True, True, False]
     assert [one["turn"] for one in found] == [one.id for one in recorded]
     assert found[1]["hint"] == "Say less." and found[1]["verdict"]["score"] == -1
     out = tmp_path / "out.jsonl"
@@ -275,7 +322,8 @@ def test_sessions_export(run: Run, recorded: list[Turn], tmp_path: Path) -> None
     assert json.loads(summary) == {"turns": 5, "output": str(out)}
     assert len(out.read_text().splitlines()) == 5
     assert list(tmp_path.glob("*.part")) == []
-    assert "add --output FILE" in run("sessions", "export", "--json", code=2).stderr
+    assert json.loads(run("sessions", "export", "--session", "s-one", "--json").stdout) == found
+    assert json.loads(run("sessions", "export", "--owner", "nobody", "--json").stdout) == []
     nowhere = str(tmp_path / "none" / "x")
     assert "cannot be written" in run("sessions", "export", "-o", nowhere, code=2).stderr
 

@@ -71,6 +71,85 @@ def test_a_file_that_lacks_something_is_an_error_that_names_it(tmp_path: Path) -
         load_person(str(file), seed=0)
 
 
+BOTH = "def score(p, a): return 1\ndef respond(p, a): return a[9]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (BOTH + "prompts = 'tell me'", "list of strings, .* found str"),
+        (BOTH + "prompts = None", "found NoneType"),
+        (BOTH + "prompts = ['a', 'b', {'c': 1}]", "number 2 is"),
+        (BOTH + "prompts = ['a', '', 'c']", "number 1 is ''"),
+        (BOTH + "prompts = ['a', 'b', 'c']\nscore = 3", r"must be score\(prompt, answer\)"),
+        (BOTH + "prompts = ['a', 'b', 'c']\ndef respond(a): ...", "must be respond"),
+        ("raise SystemExit(3)", "does not run: SystemExit"),
+    ],
+)
+def test_a_file_that_says_nonsense_is_an_error_that_names_it(
+    tmp_path: Path, text: str, why: str
+) -> None:
+    file = tmp_path / "me.py"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=why):
+        load_person(str(file), seed=0)
+
+
+def test_a_person_who_fails_in_the_middle_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "me.py"
+    file.write_text(BOTH + "prompts = ['a', 'b', 'c']")
+    with pytest.raises(ConfigError, match=r"respond of .*me\.py failed on 'no': IndexError"):
+        load_person(str(file), seed=0).respond("a", "no")
+
+
+@pytest.mark.parametrize(
+    ("name", "returned", "wanted"),
+    [
+        ("score", "None", "a finite number"),
+        ("score", "'0.5'", "a finite number"),
+        ("score", "float('nan')", "a finite number"),
+        ("score", "[1.0]", "a finite number"),
+        ("respond", "None", "a string"),
+        ("respond", "b'no'", "a string"),
+        ("respond", "0.5", "a string"),
+    ],
+)
+def test_a_person_who_returns_nonsense_is_named_with_what_it_was(
+    tmp_path: Path, name: str, returned: str, wanted: str
+) -> None:
+    file = tmp_path / "me.py"
+    file.write_text(f"{BOTH}prompts = ['a', 'b', 'c']\ndef {name}(p, a): return {returned}\n")
+    person = load_person(str(file), seed=0)
+    function = {"score": person.likes, "respond": person.respond}[name]
+    with pytest.raises(ConfigError) as caught:
+        function("Why?", "So.")
+    said = str(caught.value)
+    assert said.startswith(f"{name} of {file} returned {eval(returned)!r} for the prompt 'Why?'")
+    assert f"it must return {wanted}" in said
+
+
+def test_scores_may_be_any_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "me.py"
+    file.write_text(
+        "import numpy\nfrom fractions import Fraction\nprompts = ['a', 'b', 'c']\n"
+        "def respond(p, a): return ''\n"
+        "def score(p, a): return {'t': True, 'n': numpy.float32(0.5), 'f': Fraction(1, 4)}[a]\n"
+    )
+    person = load_person(str(file), seed=0)
+    assert [person.score("a", one) for one in "tnf"] == [1.0, 0.5, 0.25]
+    assert person.respond("a", "t") == ""
+
+
+def test_a_file_may_have_dataclasses_and_draw_its_prompts(tmp_path: Path) -> None:
+    file = tmp_path / "me.py"
+    file.write_text(
+        "from __future__ import annotations\nimport random\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Mood:\n    name: str = 'calm'\n"
+        f"{BOTH}prompts = [str(random.random()) for _ in range(4)]"
+    )
+    assert load_person(str(file), seed=1).asked == load_person(str(file), seed=1).asked
+
+
 GRADED = """
 prompts = ["one", "two", "three"]
 def score(prompt, answer): return 0.9 if answer == "good" else 0.2

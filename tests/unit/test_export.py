@@ -16,9 +16,10 @@ from instar.record.store import open_store
 from instar.types import Hint, NextState, Turn, Verdict
 
 KEYS = [
-    *("owner", "session", "turn", "parent", "kind", "kind_reason", "run"),
+    *("owner", "session", "turn", "parent", "kind"),
     *("prompt_ids", "sampled_ids", "logprobs", "version", "settings", "finish"),
     *("messages", "next_state", "verdict", "hint"),
+    *("kind_reason", "run", "no_train", "extends"),
 ]
 
 
@@ -47,6 +48,14 @@ def test_unknown_is_null() -> None:
     found = json.loads(line)
     unknown = ("parent", "run", "next_state", "verdict", "hint")
     assert [found[key] for key in unknown] == [None] * 5
+
+
+def test_a_line_says_what_is_private_and_what_extends_its_parent() -> None:
+    first = make_turn("t1", no_train=True)
+    branch = follow(first, "t3", extends=False)
+    lines = [json.loads(line) for line in export_jsonl([first, follow(first, "t2"), branch])]
+    assert [one["no_train"] for one in lines] == [True, False, False]
+    assert [one["extends"] for one in lines] == [False, True, False]
 
 
 def test_a_log_prob_is_never_made_up() -> None:

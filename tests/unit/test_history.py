@@ -42,6 +42,14 @@ def assistant(text: Any, *calls: dict[str, Any], **fields: Any) -> dict[str, Any
         (assistant("", call('{"a": 1}')), assistant("", call({"a": 1}))),
         (assistant("", call('{"a": "\\u00e9"}')), assistant("", call('{"a": "é"}'))),
         (assistant("", call(" {not json")), assistant("", call("{not json "))),
+        # Numbers as JSON.stringify(JSON.parse(..)) writes them again.
+        (assistant("", call('{"a": 2.0}')), assistant("", call('{"a":2}'))),
+        (assistant("", call('{"a": [-0.0, 1e3]}')), assistant("", call('{"a":[0,1000]}'))),
+        (
+            assistant("", call('{"a": 1234567890123456789}')),
+            assistant("", call('{"a":1234567890123456800}')),
+        ),
+        (assistant("", call('{"a": 1E25}')), assistant("", call('{"a":1e+25}'))),
         ({"role": "system", "content": "a"}, {"role": "developer", "content": "a"}),
         (
             {"role": "tool", "content": "a", "tool_call_id": "1"},
@@ -64,6 +72,9 @@ def test_rewriting_a_message_keeps_its_key(left: Any, right: Any) -> None:
         (user("<think>x</think>a"), user("a")),
         (assistant("a"), assistant("a", call("{}"))),
         (assistant("", call('{"a": 1}')), assistant("", call('{"a": 2}'))),
+        (assistant("", call('{"a": 1}')), assistant("", call('{"a": true}'))),
+        (assistant("", call('{"a": 1}')), assistant("", call('{"a": "1"}'))),
+        (assistant("", call('{"a": 0.1}')), assistant("", call('{"a": 0.2}'))),
         (assistant("", call("{}")), assistant("", call("{}", name="g"))),
         (assistant("", call("{}")), assistant("", call("{}"), call("{}"))),
         ({"role": "tool", "content": "a"}, user("a")),

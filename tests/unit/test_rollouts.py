@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import instar
 from instar import test_rollout
-from instar.errors import StoreError
+from instar.errors import ConfigError, StoreError
 from instar.record.export import export_sessions
 from instar.record.store import open_store
 from instar.types import Hint, NextState, Verdict
@@ -35,7 +35,7 @@ async def fill(tmp_path: Path) -> list[bytes]:
         said = NextState(messages=(user("Shorter."),), turn="t2")
         verdict = Verdict(score=-1, votes=(-1, -1, 0))
         first = make_turn("t1", next_state=said, verdict=verdict, hint=Hint(text="Be brief."))
-        for turn in (first, follow(first, "t2"), follow(first, "t3", kind="side")):
+        for turn in (first, follow(first, "t2"), follow(first, "t3", kind="side", no_train=True)):
             await store.record(turn)
         return [line async for line in export_sessions(store)]
 
@@ -57,6 +57,18 @@ def test_sessions_are_the_same_wherever_they_are_read_from(home: Path, place: st
     assert first["next_state"] == [{"role": "user", "content": "Shorter."}]
     assert first["logprobs"] == [-0.5, -1.0, -1.5]
     assert data[1]["parent"] == "t1"
+    assert [i["no_train"] for i in data] == [False, False, True]
+    assert [i["extends"] for i in data] == [False, True, True]
+
+
+def test_an_export_of_an_older_instar_leaves_open_what_it_does_not_say(home: Path) -> None:
+    file = home / "rollouts" / "anna.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        del line["no_train"], line["extends"]
+    file.write_text("\n".join(json.dumps(line) for line in lines))
+    data = instar.inspect_sessions(file)["s1"]
+    assert [(i["no_train"], i["extends"]) for i in data] == [(None, None)] * 3
 
 
 async def test_one_owner_or_all(tmp_path: Path) -> None:
@@ -109,3 +121,9 @@ def test_a_trial_run_says_what_is_wrong(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr.startswith("error:") and "engine.type" in done.stderr
+
+
+def test_a_trial_run_is_not_written_into_a_file(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("")
+    result = CliRunner().invoke(test_rollout.app, ["--output-dir", str(tmp_path / "x")])
+    assert isinstance(result.exception, ConfigError) and "--output-dir" in str(result.exception)

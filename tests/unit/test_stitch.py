@@ -23,13 +23,16 @@ TEXTS = (
     "12  34",
     "<|im_end|> x",
 )
-STEPS = ("say", "tools", "cut", "retry", "edit_last", "edit_first", "synthetic")
+NUMBERS = (2.0, -0.0, 7, 0.1, 1234567890123456789, 1e25)
+STEPS = ("say", "tools", "cut", "retry", "edit_last", "edit_first", "edit_within", "synthetic")
 
 
 def reply_text(rng: random.Random, *, tools: bool) -> str:
     text = rng.choice([*TEXTS[:-1], "", "<think>\nhm\n</think>\n\nhello"])
     if tools and rng.random() < 0.5:
-        body = json.dumps({"name": "look", "arguments": {"a": rng.choice(TEXTS), "b": [1, None]}})
+        body = json.dumps(
+            {"name": "look", "arguments": {"a": rng.choice(TEXTS), "b": [rng.choice(NUMBERS)]}}
+        )
         text += f"\n<tool_call>\n{body}\n</tool_call>"
     return text
 
@@ -63,6 +66,8 @@ def play(talk: Talk, step: str, rng: random.Random) -> None:
         edit_first(talk)
     elif step == "edit_last":
         edit_last_user(talk)
+    elif step == "edit_within":
+        edit_within(talk, rng)
     if step == "synthetic":
         talk.say("again")
         extra = [{"role": "user", "content": f"context {rng.random()}"}]
@@ -87,6 +92,14 @@ def edit_last_user(talk: Talk) -> None:
     talk.say(f"other {len(talk.turns)}")
 
 
+def edit_within(talk: Talk, rng: random.Random) -> None:
+    """The person changes something they said and keeps all that came after it."""
+    at = rng.choice([i for i, m in enumerate(talk.history) if m["role"] == "user"])
+    talk.history[at] = {"role": "user", "content": f"edited {len(talk.turns)}"}
+    # Nothing that came after it is a reply to this history any more.
+    talk.origin[at:] = [None] * (len(talk.origin) - at)
+
+
 def check(talk: Talk, stitched: object, expected: str | None) -> None:
     parent = stitched.parent  # type: ignore[attr-defined]
     ids = stitched.prompt_ids  # type: ignore[attr-defined]
@@ -97,8 +110,11 @@ def check(talk: Talk, stitched: object, expected: str | None) -> None:
     vanished = turn.messages and turn.messages[-1].get("content", "")
     if isinstance(vanished, str) and vanished.startswith("context "):
         # Its last message was never kept, so the prompt cannot contain it.
-        assert stitched.how == "trunk"  # type: ignore[attr-defined]
         assert not starts_with(ids, turn)
+        if talk.edited:
+            assert parent is None or starts_with(ids, parent), "a turn further up, if there is one"
+            return
+        assert stitched.how == "trunk"  # type: ignore[attr-defined]
     else:
         assert starts_with(ids, parent), "the prompt extends the turn it continues"
         assert stitched.extends  # type: ignore[attr-defined]
@@ -356,3 +372,42 @@ def test_after_a_compaction_the_conversation_goes_on() -> None:
     assert contains(after.prompt_ids, second.sampled_ids)
     talk.history[1] = {"role": "assistant", "content": "a"}
     assert talk.ask().how == "root", "only the newest reply: these words were said before"
+
+
+@pytest.mark.parametrize("where", [0, 2, -1])
+def test_a_history_that_was_edited_is_no_compaction(where: int) -> None:
+    """Its last reply is the session's newest, but it answers something else."""
+    talk = Talk(rng=random.Random(13), faithful=True)
+    for text in ("one", "two"):
+        talk.say(text)
+        talk.answer(talk.ask(), f"reply to {text}")
+    edited = {"role": "user", "content": "changed"}
+    talk.history[max(where, 0) : max(where, 0) + (where >= 0)] = [edited]
+    talk.say("thanks, great")
+    after = talk.ask()
+    expected = ("branch", "t0") if where == 2 else ("root", None)
+    assert (after.how, after.parent and after.parent.id) == expected
+    assert after.next_state is None
+
+
+def test_another_conversation_under_the_same_name_is_no_compaction() -> None:
+    talk = Talk(rng=random.Random(14), faithful=True)
+    talk.say("Is fire hot?")
+    talk.answer(talk.ask(), "Yes")
+    talk.cut(0)
+    talk.say("Is water wet?")
+    talk.add({"role": "assistant", "content": "Yes"})
+    talk.say("No, wrong. Is ice cold?")
+    after = talk.ask()
+    assert (after.how, after.parent, after.next_state) == ("root", None, None)
+
+
+def test_a_summary_as_long_as_what_it_stands_for_is_a_compaction() -> None:
+    talk = Talk(rng=random.Random(15), faithful=True)
+    talk.say("Is fire hot?")
+    first = talk.answer(talk.ask(), "Yes")
+    summary = "The conversation history before this point was compacted into the following summary"
+    talk.history[0] = {"role": "user", "content": summary}
+    talk.say("thanks")
+    after = talk.ask()
+    assert (after.how, after.parent) == ("compacted", first)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -22,6 +24,10 @@ from instar.text import StopScanner, TextDecoder, byte_tokenizer
 from instar.types import EngineInfo, Finish, Piece, Request
 
 _WORDS = ("well", "so", "now", "then", "here", "there", "yes", "no", "perhaps", "surely")
+
+
+_OTHERS = 64
+"""Tokens that are shown beside the sampled ones; a client may ask for 20 at most."""
 
 
 @asynccontextmanager
@@ -116,11 +122,33 @@ class ScriptedEngine:
         for start in range(0, max(len(ids), 1), step):
             part = tuple(ids[start : start + step])
             logprobs = tuple(_logprob(i) for i in part)
-            top = tuple(((i, _logprob(i)),) for i in part) if sampling.top_logprobs else ()
+            count = sampling.top_logprobs
+            top = tuple(self._likeliest(i, count) for i in part) if count else ()
             last = start + step >= len(ids)
             end = finish if last else None
             pieces.append(Piece(ids=part, logprobs=logprobs, top=top, version=version, finish=end))
         return pieces
+
+    def _likeliest(self, token: int, count: int) -> tuple[tuple[int, float], ...]:
+        """The token itself, and others that share what it leaves of the probability."""
+        at = token % _OTHERS
+        others = [one for one in (*self._readable[at:], *self._readable[:at]) if one != token]
+        left = math.log1p(-math.exp(_logprob(token)))
+        # At least a quarter of the rest is less than any token's own probability.
+        shared = ((one, left - n * math.log(2)) for n, one in enumerate(others[: count - 1], 2))
+        return ((token, _logprob(token)), *shared)
+
+    @cached_property
+    def _readable(self) -> list[int]:
+        """Some tokens that each have a text of their own: half a character has none."""
+        found: dict[str, int] = {}
+        for token in range(self._tokenizer.get_vocab_size()):
+            text = self._tokenizer.decode([token], skip_special_tokens=True)
+            if text.strip() and "\ufffd" not in text:
+                found.setdefault(text, token)
+            if len(found) == _OTHERS:
+                break
+        return list(found.values())
 
     def _reply_ids(self, request: Request, room: int) -> list[int]:
         prompt = ""

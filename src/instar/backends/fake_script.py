@@ -90,7 +90,12 @@ def read_script(file: Path | None) -> Script:
         return Script()
     if not file.exists():
         raise ConfigError(f"engine.script is {file}, which does not exist")
-    written = enumerate(file.read_text("utf-8").splitlines(), 1)
+    try:
+        text = file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"engine.script is {file}, which cannot be read: {error}") from None
+    # Only these end a line: what else `splitlines` takes for an end may stand in a JSON string.
+    written = enumerate(text.split("\n"), 1)
     return Script([_line(text, f"{file.name} line {at}") for at, text in written if text.strip()])
 
 
@@ -98,7 +103,7 @@ def read_object(text: str, where: str) -> dict[str, Any]:
     """A JSON object, or a ModelError that says where none was found."""
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{where} is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise ModelError(f"{where} is a {type(found).__name__}, not an object")
@@ -111,6 +116,14 @@ def _line(text: str, where: str) -> Line:
         raise ConfigError(
             f"{where} has {', '.join(sorted(unknown))}; known are {', '.join(_KNOWN)}"
         )
+    for name in ("text", "reasoning", "session"):
+        if not isinstance(entry.get(name), str | None):
+            raise ConfigError(f"{where}: `{name}` must be a string")
+    calls = entry.get("tool_calls")
+    if not isinstance(calls, list | None):
+        raise ConfigError(f"{where}: `tool_calls` must be a list, not {calls!r:.60}")
+    for call in calls or ():
+        _check_call(call, where)
     when = entry.get("when")
     try:
         pattern = re.compile(when) if when is not None else None
@@ -118,11 +131,25 @@ def _line(text: str, where: str) -> Line:
         raise ConfigError(f"{where}: `when` is no regular expression: {error}") from None
     return Line(
         text=entry.get("text") or "",
-        tool_calls=tuple(entry.get("tool_calls") or ()),
+        tool_calls=tuple(calls or ()),
         reasoning=entry.get("reasoning") or "",
         when=pattern,
         session=entry.get("session"),
     )
+
+
+def _check_call(call: Any, where: str) -> None:
+    """A call is written as models write it, not as the API wraps it in `function`."""
+    shape = '{"name": "...", "arguments": {...}}'
+    wrong = f"{where}: found {call!r:.60} in `tool_calls`, expected {shape}"
+    if not isinstance(call, dict):
+        raise ConfigError(wrong)
+    if unknown := call.keys() - {"name", "arguments"}:
+        raise ConfigError(f"{wrong}; {', '.join(sorted(unknown))} is not known")
+    if not isinstance(call.get("name"), str) or not call["name"].strip():
+        raise ConfigError(f"{wrong}; its name must be a string that is not empty")
+    if not isinstance(call.get("arguments", {}), dict):
+        raise ConfigError(f"{wrong}; its arguments must be an object")
 
 
 def _since_last_reply(prompt: str) -> str:

@@ -111,7 +111,8 @@ class TorchEngine:
             live=self._live,
             versions=tuple(names),
             device=self._ready.device,
-            ready=self._up.done(),
+            # Dead some moments before it is replaced.
+            ready=self._up.done() and self._child.dead is None,
         )
 
     @property

@@ -31,7 +31,7 @@ async def held_out_prompts(
             {
                 "messages": list(turn.messages),
                 "tools": list(turn.tools),
-                "hint": turn.hint.text if turn.hint else None,
+                "hint": turn.hint.told if turn.hint else None,
             }
             for turn in turns
         ]
@@ -57,7 +57,8 @@ def answer_both(
     import httpx
 
     address = (url or _address(config)).rstrip("/")
-    headers = {"x-no-train": "1", "x-turn-type": "side", "x-session-id": "instar-versions-diff"}
+    # What a person said is only quoted here: where they have it forgotten, no copy must be left.
+    headers = {"x-no-record": "1", "x-no-train": "1", "x-turn-type": "side"}
     if key:
         headers["authorization"] = f"Bearer {key}"
     with httpx.Client(base_url=address, headers=headers, timeout=300) as client:

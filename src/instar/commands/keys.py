@@ -106,7 +106,11 @@ def revoke(
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
-    """Make a key invalid at once."""
+    """Make a key invalid.
+
+    A running gateway refuses it within a second; replies that are
+    under way by then are still given.
+    """
     config = resolve_last(home=home, file=file, sets=sets)
 
     async def query(store: TurnStore) -> bool:

@@ -57,7 +57,11 @@ def list_(
     if not found:
         typer.echo("No sessions yet. Start instar with `instar up` and talk to it.")
         return
-    console().print(_table(found))
+    screen = console()
+    table, least = _table(found, screen.width)
+    # Where even that is too wide, the terminal breaks the line: half an id is of no use.
+    screen.width = max(screen.width, least)
+    screen.print(table)
 
 
 @app.command(epilog="Example: instar sessions show s0199a5c3 --tokens")
@@ -118,10 +122,9 @@ def export(
 ) -> None:
     """Write turns with their token ids, log-probs, settings and what followed.
 
-    With --json a summary of what went into --output is printed.
+    Private turns are among them: their no_train is true.
+    With --json the turns are one JSON list; with --output too, a summary of that file is printed.
     """
-    if as_json and output is None:
-        raise ConfigError("--json prints a summary, so the turns need a file: add --output FILE")
     config = resolve_last(home=home, file=file, sets=sets)
 
     async def query(store: TurnStore) -> int:
@@ -131,10 +134,10 @@ def export(
         lines = export_sessions(
             store, owner=found.owner if found else owner, session=found.id if found else None
         )
-        return await _write(lines, output)
+        return await _write(_as_list(lines) if as_json and output is None else lines, output)
 
     count = ask(config, home, query)
-    if as_json:
+    if as_json and output is not None:
         print_json({"turns": count, "output": str(output)})
     elif output is not None:
         typer.echo(f"{count} turns are in {output}.", err=True)
@@ -252,6 +255,15 @@ async def _all(store: TurnStore, owner: str | None) -> AsyncIterator[Session]:
         page = await store.sessions(owner, PAGE, page[-1])
 
 
+async def _as_list(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """JSON lines as one JSON list, of which still one line at a time is in memory."""
+    before = b"["
+    async for line in lines:
+        yield before + line
+        before = b","
+    yield b"]\n" if before == b"," else b"[]\n"
+
+
 async def _write(lines: AsyncIterator[bytes], output: Path | None) -> int:
     """Write lines to a file, which appears only once it is whole, or to standard output."""
     count = 0
@@ -275,27 +287,47 @@ async def _write(lines: AsyncIterator[bytes], output: Path | None) -> int:
     return count
 
 
-def _table(found: list[Session]) -> Any:
+TITLE_WIDTH = 50
+LEAST_TITLE = 8
+"""Where a title would get less room than this it is left out."""
+
+
+def _table(found: list[Session], width: int) -> tuple[Any, int]:
+    """The sessions in a screen of that width, and the least that it takes: only titles are cut."""
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
+    rows = [_row(one) for one in found]
+    # Each column but the last is followed by a blank.
+    widths = {name: max(map(cell_len, (name, *(row[name] for row in rows)))) for name in rows[0]}
+    wanted = min(widths.pop("title"), TITLE_WIDTH)
+    others = sum(widths.values()) + len(widths) - 1
+    room = min(wanted, width - others - 1)
+    titled = room >= min(wanted, LEAST_TITLE)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    for name in rows[0]:
+        if name != "title":
+            justify: Any = "left" if name in ("id", "owner") else "right"
+            table.add_column(name, no_wrap=True, justify=justify)
+        elif titled:
+            table.add_column(name, no_wrap=True, overflow="ellipsis", width=room)
+    for one, row in zip(found, rows, strict=True):
+        cells = [Text(text) for name, text in row.items() if titled or name != "title"]
+        cells[0].stylize("dim" if one.closed else "bold")
+        table.add_row(*cells)
+    return table, others
+
+
+def _row(one: Session) -> dict[str, str]:
     from instar.commands.tree import VISIBLE
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("id", no_wrap=True)
-    table.add_column("owner")
-    table.add_column("title", overflow="ellipsis", no_wrap=True, max_width=50)
-    for name in ("turns", "side", "tokens", "age"):
-        table.add_column(name, justify="right", no_wrap=True)
-    now = time.time()
-    for one in found:
-        table.add_row(
-            Text(one.id, style="dim" if one.closed else "bold"),
-            Text(one.owner),
-            Text(one.title.translate(VISIBLE).replace("\n", " ")),
-            f"{one.turns:,}",
-            f"{one.side_turns:,}",
-            f"{one.sampled_tokens:,}",
-            age(now - one.updated),
-        )
-    return table
+    return {
+        "id": one.id.translate(VISIBLE),
+        "owner": one.owner.translate(VISIBLE),
+        "title": one.title.translate(VISIBLE).replace("\n", " "),
+        "turns": f"{one.turns:,}",
+        "side": f"{one.side_turns:,}",
+        "tokens": f"{one.sampled_tokens:,}",
+        "age": age(time.time() - one.updated),
+    }

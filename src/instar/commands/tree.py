@@ -138,7 +138,7 @@ def _turn(turn: Turn, above: Turn | None, pen: Pen) -> Text:
         said = f"\nverdict {turn.verdict.score:+d} by {turn.verdict.source}"
         text.append(f"{said} (votes {votes})" if votes else said, style=f"bold {colour}")
     if turn.hint:
-        text.append(f"\nhint: {turn.hint.text.translate(VISIBLE)}", style="bold yellow")
+        text.append(f"\nhint: {turn.hint.told.translate(VISIBLE)}", style="bold yellow")
     return text
 
 

@@ -278,6 +278,7 @@ def _add_errors(app: FastAPI, deps: Deps) -> None:
 _STATUSES: dict[int | str, str] = {
     400: "The request cannot be served as it is",
     401: "No key, or an unknown one",
+    403: "A web page from elsewhere, without a key",
     404: "No such model",
     413: "The body is too large",
     429: "Too many requests in progress; Retry-After says when to come back",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from urllib.parse import urlsplit
 
 from instar.errors import RequestError, StoreError
 
-_REMEMBER_S = 5.0
-"""A revoked key stops working after at most this long; asking the store each time is slow."""
+_REMEMBER_S = 0.5
+"""A revoked key stops working after at most this long: `instar keys revoke` promises one second.
+The store need not be asked for each of many requests."""
 
 LOCAL_OWNER = "local"
 """Whose turns those are that come over loopback without a known key, or with INSTAR_API_KEY."""
@@ -25,11 +28,16 @@ class Access:
         key_required: bool,
         local_key: str | None = None,
         made_here: str | None = None,
+        origins: Sequence[str] = (),
     ) -> None:
-        """`made_here` is how keys begin that have an owner, who must not be guessed."""
+        """`made_here` is how keys begin that have an owner, who must not be guessed.
+
+        `origins` are web pages from elsewhere that need no key on loopback either.
+        """
         self._owner_of = owner_of
         self._required = key_required
         self._made_here = made_here
+        self._origins = frozenset(one.rstrip("/") for one in origins)
         self._local_key = local_key.encode() if local_key else None
         self._known: dict[str, tuple[float, str | None]] = {}
 
@@ -40,6 +48,7 @@ class Access:
         if owner is not None:
             return owner
         if not self._required:
+            self._check_page(headers)
             return LOCAL_OWNER
         found = "an unknown key" if key else "no key"
         raise RequestError(
@@ -48,6 +57,22 @@ class Access:
             status=401,
             code="invalid_api_key",
             kind="authentication_error",
+        )
+
+    def _check_page(self, headers: Mapping[str, str]) -> None:
+        """Any page that a person opens can send requests to this machine; browsers say which did.
+
+        Without this, what such a page says would be served, recorded and learned as theirs.
+        """
+        origin = headers.get("origin")
+        if origin is None or origin.rstrip("/") in self._origins or not _is_foreign(origin):
+            return
+        raise RequestError(
+            f"A web page of {origin[:80]!r} sent this request, without a key. Send "
+            "`Authorization: Bearer KEY`, or add the page to gateway.allowed_origins.",
+            status=403,
+            code="origin_not_allowed",
+            kind="permission_error",
         )
 
     async def _look_up(self, key: str) -> str | None:
@@ -78,3 +103,20 @@ def _bearer(headers: Mapping[str, str]) -> str | None:
     if scheme.lower() == "bearer" and value.strip():
         return value.strip()
     return headers.get("x-api-key") or None
+
+
+def _is_foreign(origin: str) -> bool:
+    """Whether a page is neither of this machine nor part of a program that runs on it."""
+    try:
+        page = urlsplit(origin)
+        host = page.hostname or ""
+    except ValueError:
+        return True
+    if page.scheme not in ("", "http", "https"):
+        return False  # a desktop program or an extension; no web page has such an origin
+    if host == "localhost" or host.endswith(".localhost"):
+        return False
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return True

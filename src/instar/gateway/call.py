@@ -17,6 +17,7 @@ MAX_SESSION_ID = 256
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"", "0", "false", "no", "off"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,8 @@ class Hints:
     errand: str | None = None
     """What a header shows this call to be for, beside the conversation; see turn_types."""
     no_train: bool = False
+    no_record: bool = False
+    """Serve this call and keep nothing of it: what asks so is no part of any conversation."""
     done: bool = False
     group: str | None = None
     """Of an attempt at a task: attempts of one group are compared with each other."""
@@ -146,6 +149,9 @@ SESSION_HEADERS = (
 )
 """In order of trust; body fields come after them."""
 
+_NUMBERED_HEADERS = ("x-session-affinity", "session_id", "session-id")
+"""To these OpenClaw appends `:n`, which rises with each compaction; the session stays the same."""
+
 SESSION_FIELDS = ("metadata.user_id", "prompt_cache_key", "session_id")
 
 
@@ -157,15 +163,16 @@ def read_hints(headers: Mapping[str, str], body: Mapping[str, str]) -> Hints:
         *((n, body) for n in SESSION_FIELDS),
     ]:
         if found := _in_user_id(place.get(name)) if name == "metadata.user_id" else place.get(name):
-            session, source = _session_id(found, name), name
+            session, source = _session_id(found, name, header=place is headers), name
             break
-    kind = headers.get("x-turn-type") or body.get("turn_type")
     return Hints(
         session=session,
         session_from=source,
-        kind=_kind(kind),
+        kind=_kind(headers.get("x-turn-type"), "X-Turn-Type")
+        or _kind(body.get("turn_type"), "turn_type"),
         errand=header_errand(headers),
-        no_train=flag(headers.get("x-no-train") or body.get("no_train")),
+        no_train=wished(headers.get("x-no-train")) or wished(body.get("no_train")),
+        no_record=wished(headers.get("x-no-record")),
         done=flag(headers.get("x-session-done") or body.get("session_done")),
         group=name_in(headers, "x-group-id"),
         run=name_in(headers, "x-run-id"),
@@ -175,15 +182,20 @@ def read_hints(headers: Mapping[str, str], body: Mapping[str, str]) -> Hints:
 def name_in(headers: Mapping[str, str], name: str) -> str | None:
     """A name that a header gives, or None where it gives none."""
     found = headers.get(name)
-    return _session_id(found, name) if found else None
+    return _session_id(found, name, header=True) if found else None
+
+
+def wished(value: str | None) -> bool:
+    """Whether somebody asks to be left out: who says anything but no may well mean it."""
+    return value is not None and value.strip().lower() not in _FALSE
 
 
 def flag(value: str | None) -> bool:
     return value is not None and value.strip().lower() in _TRUE
 
 
-def _session_id(value: str, name: str) -> str:
-    value = value.strip()
+def _session_id(value: str, name: str, *, header: bool) -> str:
+    value = (_as_sent(value) if header else value).strip()
     if len(value) > MAX_SESSION_ID or _CONTROL.search(value) or not value:
         raise RequestError(
             f"{name} has {len(value)} characters"
@@ -191,11 +203,18 @@ def _session_id(value: str, name: str) -> str:
             f"{MAX_SESSION_ID} printable characters",
             param=name,
         )
-    if name in ("x-session-affinity", "prompt_cache_key"):
-        # OpenClaw appends `:n`, which rises with each compaction; the session stays the same.
+    if name in (_NUMBERED_HEADERS if header else ("prompt_cache_key",)):
         head, _, tail = value.rpartition(":")
         return head if head and tail.isdigit() else value
     return value
+
+
+def _as_sent(value: str) -> str:
+    """A header's text, which servers hand on as Latin-1 though clients write UTF-8."""
+    try:
+        return value.encode("latin-1").decode()
+    except UnicodeError:
+        return value
 
 
 def _in_user_id(value: str | None) -> str | None:
@@ -213,7 +232,7 @@ def _in_user_id(value: str | None) -> str | None:
     return session if isinstance(session, str) else None
 
 
-def _kind(value: str | None) -> Kind | None:
+def _kind(value: str | None, name: str) -> Kind | None:
     if value is None or value == "":
         return None
     lowered = value.strip().lower()
@@ -221,6 +240,4 @@ def _kind(value: str | None) -> Kind | None:
         return "main"
     if lowered == "side":
         return "side"
-    raise RequestError(
-        f"the turn type is {value[:40]!r}; it must be main or side", param="X-Turn-Type"
-    )
+    raise RequestError(f"the turn type is {value[:40]!r}; it must be main or side", param=name)

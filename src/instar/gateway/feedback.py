@@ -1,8 +1,9 @@
 """`POST /v1/feedback`: what a person says of a reply, which wins over any judge.
 
 Comes in: `{"turn": ID}` or `{"session": ID}` (its last main turn), `score` -1, 0 or 1, and
-perhaps `text`. Goes out: a verdict of the person, and their words as a hint's source. Without
-either id, the session that the headers name is meant, as with every other request.
+perhaps `text`. Goes out: a verdict of the person, and their words, which become a hint as they
+would in a reply. Without either id, the session that the headers name is meant, as with every
+other request.
 """
 
 from __future__ import annotations

@@ -26,6 +26,9 @@ _THOUGHTS = re.compile(r"<think>.*?</think>", re.DOTALL)
 _LONG = 512
 """Bytes of a message's key from which on its digest stands for it."""
 
+_WHOLE = 2**53
+"""Up to here doubles tell whole numbers apart."""
+
 _EMPTY, _LOOSE, _TOLD = b"\0" * 8, b"loose\0\0\0", b"told\0\0\0\0"
 """Where the three kinds of chain begin, so that no number means two things."""
 
@@ -176,8 +179,20 @@ def _call_key(call: dict[str, Any]) -> list[Any]:
     raw = function.get("arguments", "")
     try:
         parsed = orjson.loads(raw) if isinstance(raw, str) else raw
-        raw = orjson.dumps(parsed, option=orjson.OPT_SORT_KEYS).decode()
-    except (ValueError, TypeError):
+        raw = orjson.dumps(_as_doubles(parsed), option=orjson.OPT_SORT_KEYS).decode()
+    except (ValueError, TypeError, RecursionError):
         # No JSON, or nested deeper than can be written again.
         raw = str(raw).strip()
     return [function.get("name"), raw]
+
+
+def _as_doubles(value: Any) -> Any:
+    """Numbers as a client in JavaScript has them: 2.0 comes back as 2, and long ones rounded."""
+    if isinstance(value, dict):
+        return {name: _as_doubles(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_as_doubles(one) for one in value]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    double = float(value)
+    return int(double) if double.is_integer() and abs(double) <= _WHOLE else double

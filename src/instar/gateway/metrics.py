@@ -20,6 +20,11 @@ class Metrics:
             "instar_requests_total", "Requests by outcome", ["route", "status"], registry=make
         )
         self.turns = Counter("instar_turns_total", "Turns recorded", ["kind"], registry=make)
+        self.unrecorded = Counter(
+            "instar_unrecorded_replies_total",
+            "Replies that were not recorded, since their calls asked for that",
+            registry=make,
+        )
         self.stitched = Counter(
             "instar_stitched_total",
             "Turns by how they hang on their parent",

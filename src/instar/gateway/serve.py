@@ -1,7 +1,8 @@
 """One call from start to end: stitch, generate, read, record.
 
 Comes in: a Call and who makes it. Goes out: steps of the reply as they happen; the last one
-carries the recorded Turn. The turn is on disk before that last step is given out.
+carries the recorded Turn. The turn is on disk before that last step is given out, unless the call
+asks that nothing be kept of it.
 """
 
 from __future__ import annotations
@@ -139,8 +140,7 @@ class TurnServer:
     async def count(self, owner: str, call: Call) -> int:
         """How many tokens the prompt of this call has, were it to start a session."""
         self._version_of(owner, call.model)
-        empty = OpenSession(id="", owner=owner, tree=SessionTree(), used=0.0)
-        return len((await self._stitch(empty, call)).prompt_ids)
+        return len((await self._stitch(_apart(owner), call)).prompt_ids)
 
     async def drain(self, timeout_s: float) -> None:
         """Wait for replies and recordings under way."""
@@ -151,8 +151,11 @@ class TurnServer:
                     await asyncio.wait(self._tasks)
 
     async def _draft(self, owner: str, call: Call, hints: Hints) -> _Draft:
-        name = hints.session or named_in(call.messages)
-        session = await self._sessions.find(owner, name, call.messages)
+        if hints.no_record:
+            session = _apart(owner)
+        else:
+            name = hints.session or named_in(call.messages)
+            session = await self._sessions.find(owner, name, call.messages)
         stitched = await self._stitch(session, call)
         room = self._engine.info.context - len(stitched.prompt_ids)
         if room < 1:
@@ -262,6 +265,8 @@ class TurnServer:
                 if draft.ids or last or time.monotonic() > until:
                     raise
                 log.warning("reply %s is asked for again: %s", draft.id, error)
+                # An engine needs a moment to see that it has to be started again.
+                await asyncio.sleep(_HOLD_STEP_S)
 
     async def _hold(self, until: float) -> None:
         """Wait for an engine that is being started again: clients take a 503 worse than a wait."""
@@ -338,12 +343,15 @@ class TurnServer:
         )
 
     async def _record(self, draft: _Draft, turn: Turn) -> None:
-        self._sessions.add(draft.session, turn)
-        if not await self._store.record(turn):
-            self._metrics.undurable.inc()
         metrics = self._metrics
-        metrics.turns.labels(turn.kind).inc()
-        metrics.stitched.labels(draft.stitched.how).inc()
+        if draft.hints.no_record:
+            metrics.unrecorded.inc()
+        else:
+            self._sessions.add(draft.session, turn)
+            if not await self._store.record(turn):
+                metrics.undurable.inc()
+            metrics.turns.labels(turn.kind).inc()
+            metrics.stitched.labels(draft.stitched.how).inc()
         metrics.sampled.inc(len(turn.sampled_ids))
         metrics.prompted.inc(len(turn.prompt_ids))
         metrics.cached.inc(draft.cached)
@@ -369,6 +377,11 @@ class TurnServer:
         """Seconds until a place is likely free: rough, but more than nothing."""
         rate = self._metrics.rate.value()
         return max(1, min(60, round(self._running * 64 / rate))) if rate else 5
+
+
+def _apart(owner: str) -> OpenSession:
+    """A session that is in no book, and in no store as long as its turn is not recorded."""
+    return OpenSession(id=new_id("s"), owner=owner, tree=SessionTree(), used=0.0)
 
 
 def _shown(ids: tuple[int, ...], stop_ids: tuple[int, ...]) -> tuple[int, ...]:

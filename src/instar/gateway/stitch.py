@@ -11,12 +11,14 @@ the new one continues. Where the history really differs, the session branches.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from instar.gateway.history import chain, message_key, own_talk, said
+from instar.gateway.history import chain, message_key, own_talk, said, text_of
 from instar.protocols import Renderer
+from instar.synthetic import is_summary
 from instar.types import Message, NextState, Tool, Turn
 
 How = Literal["root", "extends", "trunk", "system", "retold", "template", "branch", "compacted"]
@@ -59,6 +61,7 @@ class SessionTree:
         self._turns: dict[str, Turn] = {}
         self._by_anchor: dict[int, str] = {}
         self._by_reply: dict[bytes, str] = {}
+        self._times_said: Counter[bytes] = Counter()
         self._newest: Turn | None = None
         for turn in turns:
             self.add(turn)
@@ -72,10 +75,12 @@ class SessionTree:
         return self._newest is not None and bool(self._newest.tools)
 
     def add(self, turn: Turn) -> None:
+        key = message_key(turn.reply)
+        self._times_said[key] += turn.id not in self._turns
         self._turns[turn.id] = turn
         for anchor in turn.anchors:
             self._by_anchor[anchor] = turn.id
-        self._by_reply[message_key(turn.reply)] = turn.id
+        self._by_reply[key] = turn.id
         if turn.kind == "main" and (self._newest is None or turn.created >= self._newest.created):
             self._newest = turn
 
@@ -144,10 +149,16 @@ class SessionTree:
     def _compacted(self, messages: Sequence[Message], at: int) -> _Match | None:
         """The session's newest reply, where a summary stands for all that led to it.
 
-        Only the newest: the same words may have been said before, to another question.
+        Only the newest: the same words may have been said before, to another question. And only
+        where the history says that it is a summary, or got shorter: else it was edited.
         """
         turn = self._newest
-        if turn is None or message_key(messages[at]) != message_key(turn.reply):
+        if turn is None or (key := message_key(messages[at])) != message_key(turn.reply):
+            return None
+        before = messages[:at]
+        # By more than the one message that some clients never send again.
+        shorter = len(before) < len(turn.messages) - 1 and self._times_said[key] == 1
+        if not shorter and not any(is_summary(text_of(one)) for one in before):
             return None
         return _Match(turn=turn, at=at, last=True, number=None)
 

@@ -41,7 +41,13 @@ async def paused_since(store: TurnStore) -> dict[str, float]:
 
 async def is_paused(store: TurnStore, owner: str) -> bool:
     """Whether a trainer must leave this owner alone. It asks before each update."""
-    return bool((await paused_since(store)).keys() & {owner, EVERYBODY})
+    return await store.read(lambda c: pauses(c, owner))
+
+
+def pauses(connection: sa.Connection, owner: str) -> bool:
+    """The same within somebody's transaction."""
+    switches = controls.c.name == _PAUSED, controls.c.owner.in_([owner, EVERYBODY])
+    return connection.scalar(sa.select(sa.exists().where(*switches))) is True
 
 
 def _mine(owner: str) -> sa.ColumnElement[bool]:

@@ -53,8 +53,6 @@ def _fields(turn: Turn) -> dict[str, Any]:
         "turn": turn.id,
         "parent": turn.parent,
         "kind": turn.kind,
-        "kind_reason": turn.kind_reason,
-        "run": turn.run,
         "prompt_ids": turn.prompt_ids,
         "sampled_ids": turn.sampled_ids,
         "logprobs": [_finite(turn, value) for value in turn.logprobs],
@@ -65,7 +63,11 @@ def _fields(turn: Turn) -> dict[str, Any]:
         "next_state": None if state is None else list(state.messages),
         "verdict": verdict
         and {"score": verdict.score, "votes": verdict.votes, "source": verdict.source},
-        "hint": None if hint is None else hint.text,
+        "hint": None if hint is None else hint.told,
+        "kind_reason": turn.kind_reason,
+        "run": turn.run,
+        "no_train": turn.no_train,
+        "extends": turn.extends,
     }
 
 

@@ -23,10 +23,11 @@ async def give_feedback(
 ) -> Turn | None:
     """Set a person's verdict on a turn, or on the last main turn of a session.
 
-    It replaces what a judge said, whenever it comes, and `hint`, the person's own words, replaces
-    any other. Without words a -1 keeps the hint that the turn has, for it was taken from what they
-    said next; or the judge looks for one there, if something followed the turn. A 1 or a 0 says
-    that nothing has to change, so the hint goes. A private turn (`no_train`) keeps nothing.
+    It replaces what a judge said, whenever it comes, and `hint`, what the person's own words ask
+    for, replaces any other. Without words a -1 keeps the hint that the turn has, for it was taken
+    from what they said next; or the judge looks for one there, if something followed the turn. A 1
+    or a 0 says that nothing has to change, so the hint goes. A private turn (`no_train`) keeps
+    nothing.
     Returns the turn as it is then, or None if the owner has no such turn.
     """
 

@@ -67,7 +67,7 @@ class Keys:
         return [ApiKey(**row) for row in rows]
 
     async def revoke_key(self, key_id: str) -> bool:
-        """Make a key invalid at once; returns whether there was such a valid key."""
+        """Make a key invalid; returns whether there was such a valid key."""
         valid = (api_keys.c.id == key_id) & api_keys.c.revoked.is_(None)
         statement = sa.update(api_keys).where(valid).values(revoked=time.time())
         changed = await self._store.write(

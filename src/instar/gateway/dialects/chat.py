@@ -71,6 +71,7 @@ class _Message(BaseModel):
     tool_calls: list[_ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    refusal: str | None = None
 
 
 class _ToolFunction(BaseModel):
@@ -122,6 +123,10 @@ REFUSED: Refused = {
     "audio": bool,
     "functions": bool,
     "function_call": lambda v: v not in (None, "none", "auto"),
+    # Other APIs' names of what is a message, or `stop`, here.
+    "system": bool,
+    "instructions": bool,
+    "stop_sequences": bool,
     "web_search_options": lambda v: v is not None,
     "prediction": lambda v: v is not None,
     "echo": bool,
@@ -187,7 +192,7 @@ class ChatWriter:
         self._created = int(time.time())
         self._id = ""
         self._version = ""
-        self._log = TokenLog(renderer, wanted=call.logprobs, hidden=call.stop_ids)
+        self._log = TokenLog(renderer, call)
         self._parts: tuple[bytes, bytes, bytes] | None = None
 
     def begin(self, step: Step) -> bytes:
@@ -212,10 +217,16 @@ class ChatWriter:
         return b"".join(events)
 
     def end(self, turn: Turn, cached: int) -> bytes:
-        """The last bytes of a stream."""
-        out = self._event([self._choice({}, finish=turn.finish)])
+        """The last bytes of a stream: the usage comes in its last chunk.
+
+        Who asks for it gets it in one of its own, as OpenAI gives it; others with the finish.
+        """
+        usage = openai_usage(turn, cached, self._renderer)
+        last = [self._choice({}, finish=turn.finish, logprobs=self._log.take(last=True))]
         if self._call.include_usage:
-            out += self._event([], usage=openai_usage(turn, cached, self._renderer))
+            out = self._event(last) + self._event([], usage=usage)
+        else:
+            out = self._event(last, usage=usage)
         return out + b"data: [DONE]\n\n"
 
     def whole(self, steps: Sequence[Step], turn: Turn, cached: int) -> bytes:
@@ -226,7 +237,7 @@ class ChatWriter:
             "index": 0,
             "message": turn.reply,
             "finish_reason": turn.finish,
-            "logprobs": {"content": self._log.take()} if self._call.logprobs else None,
+            "logprobs": {"content": self._log.take(last=True)} if self._call.logprobs else None,
         }
         ids: dict[str, Any] = {}
         if self._call.return_ids:
@@ -285,7 +296,7 @@ class ChatWriter:
             "system_fingerprint": self._version,
             "choices": choices,
         }
-        if self._call.include_usage:
+        if usage is not None or self._call.include_usage:
             body["usage"] = usage
         return b"data: " + orjson.dumps(body) + b"\n\n"
 
@@ -299,21 +310,31 @@ def _delta(delta: Delta) -> dict[str, Any]:
 
 def _tools(body: ChatBody, raw: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     choice = body.tool_choice
-    if choice == "none" or not body.tools:
-        return ()
-    if choice not in (None, "auto"):
+    if choice not in (None, "auto", "none"):
         raise unsupported("tool_choice", choice, "Send auto or none.")
-    return tuple(raw["tools"])
+    return () if choice == "none" or not body.tools else tuple(raw["tools"])
+
+
+_NOT_SHOWN = {
+    "function_call": "Send it as one of tool_calls.",
+    "audio": "Send its transcript as content.",
+}
+"""Fields of a message that no template here shows the model, and what to send instead."""
 
 
 def _message(at: int, message: _Message, raw: Message) -> Message:
     """As it was sent, without nulls: templates take a field's presence for a value."""
+    for name, instead in _NOT_SHOWN.items():
+        if raw.get(name):
+            raise unsupported(f"messages[{at}].{name}", raw[name], instead)
     out = {name: value for name, value in raw.items() if value is not None or name == "content"}
     if isinstance(message.content, list):
         out["content"] = [
             _part(at, part, given)
             for part, given in zip(message.content, raw["content"], strict=True)
         ]
+    if out.pop("refusal", None) and not out.get("content"):
+        out["content"] = message.refusal
     return out
 
 

@@ -111,7 +111,7 @@ class CompletionsWriter:
         self._renderer = renderer
         self._created = int(time.time())
         self._name = ""
-        self._log = TokenLog(renderer, wanted=call.logprobs, hidden=call.stop_ids)
+        self._log = TokenLog(renderer, call)
         self._offset = 0
         self._echo = ""
         if call.echo and call.prompt is not None:
@@ -131,7 +131,7 @@ class CompletionsWriter:
 
     def end(self, turn: Turn, cached: int) -> bytes:
         """The last bytes of a stream."""
-        out = self._event(self._choice("", finish=turn.finish))
+        out = self._event(self._choice("", self._log.take(last=True), finish=turn.finish))
         if self._call.include_usage:
             out += self._event(None, shown=openai_usage(turn, cached, self._renderer))
         return out + b"data: [DONE]\n\n"
@@ -142,7 +142,7 @@ class CompletionsWriter:
         for step in steps:
             self._log.note(step)
         text = self._echo + (turn.reply.get("content") or "")
-        choice = self._choice(text, self._log.take(), finish=turn.finish)
+        choice = self._choice(text, self._log.take(last=True), finish=turn.finish)
         return orjson.dumps(
             {**self._body([choice]), "usage": openai_usage(turn, cached, self._renderer)}
         )

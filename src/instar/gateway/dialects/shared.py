@@ -7,6 +7,7 @@ and one line in `dialects.DIALECTS`.
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, TypeVar
@@ -21,11 +22,13 @@ from pydantic import (
     StrictStr,
     ValidationError,
 )
+from pydantic_core import ErrorDetails
 
 from instar.errors import EngineError, InstarError, RequestError, StoreError
 from instar.gateway.call import Call, Step
 from instar.gateway.wire import ErrorBody, Writer
 from instar.protocols import Renderer
+from instar.text import StopScanner
 from instar.types import Turn
 
 B = TypeVar("B", bound=BaseModel)
@@ -41,6 +44,16 @@ NOT_DRAWN: Refused = {
     "frequency_penalty": bool,
     "presence_penalty": bool,
     "repetition_penalty": lambda v: v not in (None, 1),
+    "repeat_penalty": lambda v: v not in (None, 1),
+    "penalty_alpha": bool,
+    "guidance_scale": lambda v: v not in (None, 1),
+    "do_sample": lambda v: v is False,
+    "num_beams": lambda v: v not in (None, 1),
+    "mirostat": bool,
+    "mirostat_mode": bool,
+    "tfs_z": lambda v: v not in (None, 1),
+    "dynatemp_range": bool,
+    "smoothing_factor": bool,
     "min_p": bool,
     "min_tokens": bool,
     "bad_words": bool,
@@ -56,6 +69,16 @@ NOT_DRAWN: Refused = {
     "stop_regex": bool,
     "include_stop_str_in_output": bool,
     "truncate_prompt_tokens": bool,
+    "skip_special_tokens": lambda v: v is False,
+    "detokenize": lambda v: v is False,
+    "verbosity": lambda v: v not in (None, "medium"),
+    "thinking_budget": lambda v: v is not None,
+    "search_parameters": bool,
+    # As Ollama and transformers name them; here it is max_tokens.
+    "max_new_tokens": lambda v: v is not None,
+    "num_predict": lambda v: v is not None,
+    "options": bool,
+    "format": bool,
     # 0 asks for the log-probs of the prompt's own tokens.
     "prompt_logprobs": lambda v: v is not None and v is not False,
     "lora_path": bool,
@@ -66,6 +89,7 @@ NOT_DRAWN: Refused = {
     "guided_grammar": bool,
     "structured_outputs": bool,
     "regex": bool,
+    "grammar": bool,
     "ebnf": bool,
     "json_schema": bool,
 }
@@ -185,7 +209,7 @@ def read_body(kind: type[B], raw: Mapping[str, Any], refused: Refused) -> B:
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
-        raise _refusal(error) from error
+        raise _refusal(error, raw) from error
 
 
 def unsupported(name: str, value: Any, instead: str = "Leave it out.") -> RequestError:
@@ -248,13 +272,21 @@ def thought(turn: Turn, renderer: Renderer) -> int:
 
 
 class TokenLog:
-    """Log-probs of a reply's tokens as clients are shown them; tokens that end it are left out."""
+    """Log-probs of the tokens that clients are shown; those that end a reply are left out.
 
-    def __init__(self, renderer: Renderer, *, wanted: bool, hidden: Sequence[int] = ()) -> None:
+    So are those of a stop string: what may be the beginning of one waits, as its text does.
+    """
+
+    def __init__(self, renderer: Renderer, call: Call) -> None:
         self._renderer = renderer
-        self._wanted = wanted
-        self._hidden = frozenset((*renderer.eos_ids, *hidden))
-        self._entries: list[dict[str, Any]] = []
+        self._wanted = call.logprobs
+        self._hidden = frozenset((*renderer.eos_ids, *call.stop_ids))
+        self._scanner = StopScanner(call.stop)
+        self._decode = getincrementaldecoder("utf-8")("replace").decode
+        self._entries: list[tuple[int, dict[str, Any]]] = []
+        """Each with how many characters there are up to its end."""
+        self._seen = self._passed = 0
+        """Characters that came, and those that no stop string can begin with any more."""
 
     def note(self, step: Step) -> None:
         piece = step.piece
@@ -266,11 +298,17 @@ class TokenLog:
                 continue
             entry = self._entry(token, logprob)
             entry["top_logprobs"] = [self._entry(i, p) for i, p in top]
-            self._entries.append(entry)
+            text = self._decode(bytes(entry["bytes"]))
+            self._seen += len(text)
+            self._passed += len(self._scanner.push(text))
+            self._entries.append((self._seen, entry))
 
-    def take(self) -> list[dict[str, Any]]:
-        """What has come since the last time."""
-        out, self._entries = self._entries, []
+    def take(self, *, last: bool = False) -> list[dict[str, Any]]:
+        """What has come since the last time, as far as its text is shown."""
+        if last:
+            self._passed += len(self._scanner.flush())
+        out = [entry for end, entry in self._entries if end <= self._passed]
+        self._entries = [one for one in self._entries if one[0] > self._passed]
         return out
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
@@ -288,9 +326,27 @@ def image_part(url: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def _refusal(error: ValidationError) -> RequestError:
-    first = error.errors(include_url=False, include_input=False)[0]
+def _refusal(error: ValidationError, raw: Mapping[str, Any]) -> RequestError:
+    """What is wrong and where: of a field that may be this or that, the form that came furthest."""
+    found = error.errors(include_url=False, include_input=False)
+    # A form whose kind of value was sent came further than one that wants another kind.
+    at, first = max(
+        ((_steps(one, raw), one) for one in found),
+        key=lambda pair: (len(pair[0]), not pair[1]["type"].endswith("_type")),
+    )
     path = ""
-    for part in first["loc"]:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    for step in at:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
     return RequestError(f"{path}: {first['msg']}", param=path or None, code="invalid_value")
+
+
+def _steps(error: ErrorDetails, raw: Any) -> list[int | str]:
+    """The way to the fault through what was sent, without pydantic's names of forms."""
+    steps: list[int | str] = []
+    for step in error["loc"]:
+        of_list = isinstance(step, int)
+        if isinstance(raw, list) if of_list else isinstance(raw, dict) and step in raw:
+            raw = raw[step]
+            steps.append(step)
+    # What is missing is not among what was sent.
+    return [*steps, error["loc"][-1]] if error["type"] == "missing" else steps
