@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
+from instar.record.judged import STRETCH, JudgedTurns
 from instar.record.store import TurnStore, open_store
 from instar.types import Message, NextState, Sampling, Turn, Verdict
 
@@ -150,12 +151,17 @@ async def latency(action: Callable[[], Awaitable[object]], runs: int) -> dict[st
 
 async def reads(store: TurnStore, anchors: list[int], runs: int) -> dict[str, dict[str, float]]:
     chance = random.Random(1)
+    judged = JudgedTurns(store)
+    stretches = await judged.newest("bench") // STRETCH + 1
     actions: dict[str, Callable[[], Awaitable[object]]] = {
         "sessions(limit=50)": lambda: store.sessions(limit=50),
         "sessions(owner, limit=50)": lambda: store.sessions("bench", limit=50),
         "ready(limit=64)": lambda: store.ready(limit=64),
         "find": lambda: store.find("bench", [1, 2, chance.choice(anchors)]),
         "counts": lambda: store.counts(),
+        f"judged turns ({STRETCH:,} numbers)": lambda: judged.stretch(
+            "bench", chance.randrange(stretches), share=0.15
+        ),
     }
     return {name: await latency(action, runs) for name, action in actions.items()}
 

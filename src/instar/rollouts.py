@@ -24,7 +24,9 @@ def inspect_sessions(path: str | Path, *, owner: str | None = None) -> dict[str,
 
     `path` is a home folder, a database file or its URL, an export of
     `instar sessions export`, or a folder of such exports. Each turn has `type` (main or side),
-    `role`, `content`, `reward` (its verdict's score; None is unknown) and what else was recorded.
+    `role`, `content`, `reward` (its verdict's score; None is unknown), `no_train` (whether it is
+    private), `extends` (whether its prompt begins with the parent's prompt and reply, token by
+    token) and what else was recorded. None is also what an export of an older instar does not say.
     """
     sessions: dict[tuple[str, str], list[Interaction]] = {}
     for line in _lines(path, owner):
@@ -61,6 +63,10 @@ def _interaction(line: dict[str, Any]) -> Interaction:
         "prompt_ids": line["prompt_ids"],
         "sampled_ids": line["sampled_ids"],
         "logprobs": line["logprobs"],
+        "kind_reason": line.get("kind_reason"),
+        "run": line.get("run"),
+        "no_train": line.get("no_train"),
+        "extends": line.get("extends"),
     }
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from instar.commands.common import DEFAULT_HOME, File, Home, Json, Sets, print_json, resolve
-from instar.errors import EngineError, InstarError
+from instar.errors import ConfigError, EngineError, InstarError
 from instar.rollouts import inspect_sessions
 
 if TYPE_CHECKING:
@@ -64,7 +64,10 @@ def main(
     """Play conversations and write what was recorded; without settings, on the scripted engine."""
     if file is None and not sets:
         sets = ["engine.type=fake"]
-    output.mkdir(parents=True, exist_ok=True)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--output-dir {output} cannot be a folder: {error}") from error
     with tempfile.TemporaryDirectory() as scratch:
         # A store of its own: what is played here is nobody's conversation.
         config = resolve(

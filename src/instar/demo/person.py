@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
+import math
 import random
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from types import ModuleType
+from typing import Any, TypeVar
 
 from instar.errors import ConfigError
 
 FOLDER = Path(__file__).parent / "personas"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +54,10 @@ def load_person(name: str, *, seed: int, kept: int = 16) -> Person:
             f"--persona is {name}; known are {', '.join(personas())}, or name a FILE.py with "
             "prompts, score(prompt, answer) and respond(prompt, answer)"
         )
-    module = _load(file)
-    # Personas draw their words from the random module.
+    # Personas draw their words from the random module, some already while they are loaded.
     random.seed(seed)
-    prompts = list(dict.fromkeys(module.prompts))
+    module = _load(file)
+    prompts = list(dict.fromkeys(_prompts(file, module.prompts)))
     random.Random(seed).shuffle(prompts)
     if len(prompts) < 2 * kept:
         kept = len(prompts) // 3
@@ -61,8 +67,8 @@ def load_person(name: str, *, seed: int, kept: int = 16) -> Person:
         name=file.stem,
         asked=tuple(prompts[kept:]),
         kept=tuple(prompts[:kept]),
-        score=module.score,
-        respond=module.respond,
+        score=_told(file, "score", module.score, _number),
+        respond=_told(file, "respond", module.respond, _words),
     )
 
 
@@ -71,11 +77,64 @@ def _load(file: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ConfigError(f"{file} cannot be loaded as Python")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look for their module there
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{file} does not run: {type(error).__name__}: {error}") from error
     missing = [name for name in ("prompts", "score", "respond") if not hasattr(module, name)]
     if missing:
         raise ConfigError(f"{file} has no {', '.join(missing)}; a persona needs all three")
     return module
+
+
+def _prompts(file: Path, found: object) -> list[str]:
+    wrong = f"prompts of {file} must be a list of strings, and none of them empty"
+    if isinstance(found, str) or not isinstance(found, Iterable):
+        raise ConfigError(f"{wrong}; found {type(found).__name__}")
+    prompts = list(found)
+    for at, one in enumerate(prompts):
+        if not isinstance(one, str) or not one.strip():
+            raise ConfigError(f"{wrong}; number {at} is {one!r:.80}")
+    return prompts
+
+
+def _told(
+    file: Path, name: str, function: Any, read: Callable[[Any], T]
+) -> Callable[[str, str], T]:
+    """A function of the file, whose failures say where they come from."""
+    try:
+        inspect.signature(function).bind("prompt", "answer")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name} of {file} must be {name}(prompt, answer): {error}") from error
+
+    def call(prompt: str, answer: str) -> T:
+        try:
+            found = function(prompt, answer)
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"{name} of {file} failed on {answer!r:.80}: {problem}") from error
+        try:
+            return read(found)
+        except ValueError as error:
+            raise ConfigError(
+                f"{name} of {file} returned {found!r:.80} for the prompt {prompt!r:.80} and the "
+                f"answer {answer!r:.80}; it must return {error}"
+            ) from None
+
+    return call
+
+
+def _number(found: Any) -> float:
+    """What `score` returned; a ValueError says what it must be."""
+    # numpy's numbers count too; a string of digits does not.
+    if not isinstance(found, Real) or not math.isfinite(found):
+        raise ValueError("a finite number")
+    return float(found)
+
+
+def _words(found: Any) -> str:
+    """What `respond` returned."""
+    if not isinstance(found, str):
+        raise ValueError("a string: what the person says next")
+    return found

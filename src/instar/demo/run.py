@@ -21,6 +21,7 @@ from instar.errors import ConfigError
 from instar.gateway.auth import LOCAL_OWNER
 from instar.launch import started
 from instar.loop import model_folder, store_url
+from instar.record.judged import JudgedTurns
 from instar.record.store import TurnStore, open_store
 from instar.record.versions import VersionBook
 from instar.train.step import TorchTrainer
@@ -191,11 +192,8 @@ class _Show:
         """How many more turns with something to learn from a batch needs, once all are judged."""
         await self._background.until(self._all_judged, "the judge's verdicts")
         training = self._config.training
-        waiting = await self._book.trainable(
-            LOCAL_OWNER, share=training.holdout_share, limit=8 * training.batch_size
-        )
-        telling = [x for x in waiting if x.hint or (x.verdict is not None and x.verdict.score)]
-        return training.batch_size - len(telling)
+        waiting = await JudgedTurns(self._store).waiting(LOCAL_OWNER, share=training.holdout_share)
+        return training.batch_size - sum(bool(one.hint or one.score) for one in waiting)
 
     async def _all_judged(self) -> bool:
         return not await self._store.ready(LOCAL_OWNER, limit=1)
