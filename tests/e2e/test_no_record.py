@@ -50,7 +50,8 @@ async def test_a_judge_that_asks_this_engine_leaves_no_copy_of_what_it_judged(
     assert first.verdict is not None and first.verdict.votes == (-1, -1, -1)
     assert first.hint is not None and first.hint.text == "Be brief."
     assert [one.id for one in await store.sessions()] == ["s"]
-    assert await judged.metric("instar_unrecorded_replies_total") == 4
+    # Three votes, and as many ways to say what should have been different.
+    assert await judged.metric("instar_unrecorded_replies_total") == 6
     assert await judged.metric("instar_turns_total") == 2
     await forget_session(store, "local", "s")
     assert await store.sessions() == [] and await judged.all_turns() == []

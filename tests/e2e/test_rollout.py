@@ -313,12 +313,15 @@ def _command(home: Path, *more: str) -> list[str]:
 async def test_a_killed_runner_leaves_nothing_behind_and_goes_on(tmp_path: Path) -> None:
     """64 attempts are open when it dies; its gateway ends with it."""
     slow = ["--set", "engine.type=fake", "--set", "engine.delay_ms=50"]
-    process = await asyncio.create_subprocess_exec(
-        *_command(tmp_path, *slow), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    said = tmp_path / "stderr"
+    with said.open("wb") as stderr:
+        process = await asyncio.create_subprocess_exec(
+            *_command(tmp_path, *slow), stdout=subprocess.DEVNULL, stderr=stderr
+        )
     url = f"sqlite:///{tmp_path}/instar.db"
 
     async def some_are_over() -> bool:
+        assert process.returncode is None, said.read_text()
         if not (tmp_path / "instar.db").exists():
             return False
         async with open_store(url) as store:

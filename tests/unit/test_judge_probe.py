@@ -99,7 +99,8 @@ def test_the_shipped_cases_are_many_varied_and_apart() -> None:
         name: {one.case.next for one in cases if one.split == name} for name in ("train", "test")
     }
     assert len(split["test"]) >= 150
-    assert not split["train"] & split["test"]
+    # What a tool gave may be nothing at all, whatever was asked of it.
+    assert split["train"] & split["test"] <= {""}
     blind = Counter(one.label for one in cases if one.kind == "tone_blind")
     assert sum(blind.values()) >= 80
     assert min(blind.values()) >= 20

@@ -148,7 +148,14 @@ async def test_pauses_grow_while_the_judge_is_down(
 
 
 TOO_LONG = "Too long, one sentence."
-SHORT = Hint(text="Answer in one short sentence.")
+SHORT = Hint(
+    text="Answer in one short sentence.",
+    ways=(
+        "Answer in one short sentence.",
+        f'The user wants: "{TOO_LONG}" Follow this in every answer.',
+        TOO_LONG,
+    ),
+)
 
 
 async def told(store: TurnStore, name: str, score: Literal[-1, 0, 1], text: str = "") -> Turn:
