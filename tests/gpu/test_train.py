@@ -16,10 +16,10 @@ from instar.types import Batch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 
-SHAPE = {"hidden_size": 256, "vocab_size": 512, "head_dim": 64, "max_position_embeddings": 1024}
+SHAPE = {"hidden_size": 256, "vocab_size": 512, "head_dim": 64, "max_position_embeddings": 4096}
 
 
-def comb() -> Batch:
+def comb(prompt: int = 300) -> Batch:
     """Four turns over one trunk; what each prompt ends with is gone from the next."""
     draw = torch.Generator().manual_seed(1)
 
@@ -27,7 +27,7 @@ def comb() -> Batch:
         found: list[int] = torch.randint(10, 500, (count,), generator=draw).tolist()
         return found
 
-    trunk, turns = tokens(300), []
+    trunk, turns = tokens(prompt), []
     for number in range(4):
         reply = tokens(40)
         turns.append(earned(turn(f"t{number}", trunk + tokens(20), reply), 1.0))
@@ -35,18 +35,20 @@ def comb() -> Batch:
     return Batch(samples=merge(turns).samples, version="base")
 
 
-def gradients(folder: Path, dtype: str) -> torch.Tensor:
+def gradients(folder: Path, dtype: str, prompt: int) -> torch.Tensor:
     training = TrainingConfig(lora_target_modules=["all-linear"])
     trainer = TorchTrainer(folder, training, device="cuda", dtype=dtype)
     stir(trainer)
-    trainer.accumulate(comb())
+    trainer.accumulate(comb(prompt))
     found = [value.grad for _, value in sorted(trainer.model.trainable().items())]
     return torch.cat([one.flatten().float() for one in found if one is not None])
 
 
-def test_fused_kernels_give_the_gradients_that_masks_give(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prompt", [300, 2100])
+def test_fused_kernels_give_the_gradients_that_masks_give(tmp_path: Path, prompt: int) -> None:
+    """A trunk among the branches in one call, and one that is read by itself."""
     folder = tiny_llama(tmp_path, **SHAPE, initializer_range=0.05)
-    exact, fast = gradients(folder, "float32"), gradients(folder, "bfloat16")
+    exact, fast = (gradients(folder, dtype, prompt) for dtype in ("float32", "bfloat16"))
     assert torch.isfinite(fast).all()
     distance = float((exact - fast).norm() / exact.norm())
     print(f"relative distance of the gradients {distance:.4f}")

@@ -2,7 +2,7 @@
 
 The first path of each tree, which merging makes the longest, is plain causal attention and
 costs what one sequence would. Each branch reads its own path: what lies above it and itself.
-Trees never meet. A GPU in 16 bits reads all trunks and branches in one call of its kernel.
+Trees never meet. A GPU in 16 bits has kernels that need no masks (`packed.py`).
 
 T tokens of the forest, S of all that is read, N of one tree, L of one branch, P of its path,
 H heads, K key/value heads, D head size.
@@ -11,7 +11,7 @@ H heads, K key/value heads, D head size.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,50 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from instar.errors import ModelError
+from instar.train import packed
+from instar.train.packed import Branch, Packed, Part
 from instar.types import Segment, Tree
 
 NAME = "instar_tree"
 """Under which transformers knows it."""
-
-
-Stretch = tuple[int, int]
-"""Tokens from and to."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Branch:
-    """A segment off the first path."""
-
-    own: Stretch
-    """Where its tokens lie in the tree."""
-    path: tuple[Stretch, ...]
-    """Where those lie that it sees, from the root down; its own come last."""
-    mask_LP: Tensor | None
-    """Which of its path each token sees; None where a kernel works that out by itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One tree of a forest."""
-
-    length: int
-    trunk: int
-    """Tokens of the first path, which lie first."""
-    branches: tuple[Branch, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
-    """All trunks and branches as sequences side by side, for one call of a GPU's kernel."""
-
-    starts: Tensor
-    """Where each one's own tokens begin, and where the last one's end."""
-    longest: int
-    read_starts: Tensor
-    """The same of what each one reads."""
-    read_longest: int
-    stretches: tuple[Stretch, ...] | None
-    """What is read, in order; None where that is every token once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,33 +47,8 @@ def layout_of(tree: Tree, *, device: torch.device, dtype: torch.dtype) -> Layout
     return Layout(
         parts=parts,
         depth=max(tree.positions, default=-1) + 1,
-        packed=packed(parts, device) if packs else None,
+        packed=packed.pack(parts, device, long=packed.long_from(device)) if packs else None,
     )
-
-
-def packed(parts: tuple[Part, ...], device: torch.device) -> Packed:
-    """Of a forest whose trees lie one after the other."""
-    own: list[int] = []
-    read: list[tuple[Stretch, ...]] = []
-    start = 0
-    for part in parts:
-        paths = [((0, part.trunk),), *(branch.path for branch in part.branches)]
-        own += [part.trunk, *(end - begin for begin, end in (one.own for one in part.branches))]
-        read += [tuple((start + a, start + b) for a, b in path) for path in paths]
-        start += part.length
-    lengths = [sum(b - a for a, b in path) for path in read]
-    branched = any(part.branches for part in parts)
-    return Packed(
-        starts=_starts(own, device),
-        longest=max(own),
-        read_starts=_starts(lengths, device),
-        read_longest=max(lengths),
-        stretches=tuple(one for path in read for one in path) if branched else None,
-    )
-
-
-def _starts(lengths: list[int], device: torch.device) -> Tensor:
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
 
 
 def _part(segments: tuple[Segment, ...], first: int, *, masks: torch.device | None) -> Part:
@@ -122,7 +59,10 @@ def _part(segments: tuple[Segment, ...], first: int, *, masks: torch.device | No
     for one in segments:
         if one.start < trunk or not one.length:
             continue
-        path = _joined(_path(segments, one, first), start)
+        path = packed.joined(
+            (own.start - start, own.start - start + own.length)
+            for own in _path(segments, one, first)
+        )
         mask_LP = None
         if masks is not None:
             above = sum(b - a for a, b in path) - one.length
@@ -138,18 +78,6 @@ def _path(segments: tuple[Segment, ...], one: Segment, first: int) -> list[Segme
     while found[-1].parent >= 0:
         found.append(segments[found[-1].parent - first])
     return found[::-1]
-
-
-def _joined(path: list[Segment], start: int) -> tuple[Stretch, ...]:
-    """Stretches of the tree; neighbours become one."""
-    out: list[Stretch] = []
-    for one in path:
-        begin, end = one.start - start, one.start - start + one.length
-        if out and out[-1][1] == begin:
-            out[-1] = (out[-1][0], end)
-        else:
-            out.append((begin, end))
-    return tuple(out)
 
 
 def tree_attention(
@@ -176,10 +104,9 @@ def tree_attention(
     if unused.get("softcap") is not None or unused.get("s_aux") is not None:
         raise ModelError("this model caps its attention scores or has sinks; no tree attention yet")
     if layout.packed is not None:
-        out_1THD = _attend_packed(
-            layout.packed, query_1HTD, key_1KTD, value_1KTD, scale=scaling, dropout=dropout
-        )
-        return out_1THD, None
+        rows = [one[0].transpose(0, 1) for one in (query_1HTD, key_1KTD, value_1KTD)]
+        kernels = packed.Kernels(scale=scaling, dropout=dropout)
+        return packed.attend(layout.packed, *rows, kernels=kernels)[None], None
     sizes = [part.length for part in layout.parts]
     outputs = [
         _attend(part, q, k, v, scale=scaling, dropout=dropout)
@@ -253,64 +180,6 @@ def _repeated(one_1KND: Tensor, heads: int) -> Tensor:
         return one_1KND
     wide = one_1KND[:, :, None].expand(batch, kv_heads, heads // kv_heads, tokens, size)
     return wide.reshape(batch, heads, tokens, size)
-
-
-def _attend_packed(
-    packed: Packed,
-    query_1HTD: Tensor,
-    key_1KTD: Tensor,
-    value_1KTD: Tensor,
-    *,
-    scale: float | None,
-    dropout: float,
-) -> Tensor:
-    query_THD, key_TKD, value_TKD = (
-        one[0].transpose(0, 1) for one in (query_1HTD, key_1KTD, value_1KTD)
-    )
-    # What torch.nn.attention.varlen calls, under a name that older versions have too. A query
-    # that is shorter than what it reads is taken to be its end, which a branch is.
-    out_THD: Tensor = torch.ops.aten._flash_attention_forward(
-        query_THD,
-        gathered(key_TKD, packed.stretches),
-        gathered(value_TKD, packed.stretches),
-        packed.starts,
-        packed.read_starts,
-        packed.longest,
-        packed.read_longest,
-        dropout,
-        True,
-        False,
-        scale=scale,
-    )[0]
-    return out_THD[None]
-
-
-class _Gathered(torch.autograd.Function):
-    """Stretches of rows one after the other.
-
-    Autograd would make a tensor of the full size for each stretch to add its gradient from.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, rows_TKD: Tensor, stretches: tuple[Stretch, ...]) -> Tensor:
-        ctx.stretches, ctx.shape = stretches, rows_TKD.shape
-        return torch.cat([rows_TKD[a:b] for a, b in stretches])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (grad_SKD,) = grads
-        out_TKD = grad_SKD.new_zeros(ctx.shape)
-        sizes = [b - a for a, b in ctx.stretches]
-        for (a, b), part in zip(ctx.stretches, torch.split(grad_SKD, sizes), strict=True):
-            out_TKD[a:b] += part
-        return out_TKD, None
-
-
-def gathered(rows_TKD: Tensor, stretches: tuple[Stretch, ...] | None) -> Tensor:
-    if stretches is None:
-        return rows_TKD
-    found_SKD: Tensor = _Gathered.apply(rows_TKD, stretches)  # type: ignore[no-untyped-call]
-    return found_SKD
 
 
 def register() -> None:
