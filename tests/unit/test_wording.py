@@ -62,11 +62,16 @@ def wordings(teacher: Teacher, longest: int = 4096) -> Wordings:
     )
 
 
-def test_the_way_that_moves_most_is_taken_unless_it_leads_astray() -> None:
+def test_the_way_that_moves_much_more_is_taken_unless_it_leads_astray() -> None:
     found = [Followed(moved=kl, astray=off) for kl, off in ((0.1, 0.0), (0.3, 0.3), (0.2, 0.1))]
     assert best(("a", "b", "c"), found) == "c"
     assert best(("a", "b"), found[1:2] * 2) == "a", "where all lead astray, the first"
     assert best(("a", "b"), []) == "a", "where none could be read, too"
+    found = [Followed(moved=kl, astray=off) for kl, off in ((0.2, 0.0), (0.29, 0.0), (0.31, 0.0))]
+    assert best(("a", "b"), found) == "a", "a lead of less than a half again is none"
+    assert best(("a", "b", "c"), found) == "c"
+    astray = [Followed(moved=0.2, astray=0.3), Followed(moved=0.1, astray=0.0)]
+    assert best(("a", "b"), astray) == "b"
 
 
 def test_a_choice_is_made_once_and_for_all_that_say_the_same() -> None:

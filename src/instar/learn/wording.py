@@ -4,6 +4,9 @@ How well a small model follows an order hangs on how it is put, and on the order
 without drawing a reply is how far the teacher's distribution moves on replies that were given: a
 wording that moves it little is not followed. One that makes the words of the request less likely
 moves it away from what was asked; such a wording is not taken, however far it moves.
+
+Between wordings that move it about as far this says little, and plain orders, which come first, are
+obeyed more often; so another one must lead by much (`benchmarks/hints.py` has the figures).
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ REPLIES = 2
 """Replies on which the ways are compared: the corrected one and another."""
 _ASTRAY = 0.2
 """Nats a token that a hint may take from the words of the request."""
+_LEAD = 1.5
+"""How much further than the first way another one must move the teacher."""
 _WORD = re.compile(r"[^\W\d_]{4,}")
 
 
@@ -104,9 +109,13 @@ class Wordings:
 
 
 def best(ways: Sequence[str], found: Sequence[Followed]) -> str:
-    """The way that moves the teacher most without leading it astray; the first if all do."""
+    """The first way, unless it leads the teacher astray or another moves it much further."""
     fine = [pair for pair in zip(found, ways, strict=False) if pair[0].astray <= _ASTRAY]
-    return max(fine, key=lambda pair: pair[0].moved)[1] if fine else ways[0]
+    if not fine:
+        return ways[0]
+    furthest, way = max(fine, key=lambda pair: pair[0].moved)
+    leads = furthest.moved >= _LEAD * found[0].moved
+    return way if leads or found[0].astray > _ASTRAY else ways[0]
 
 
 def asked_for(turn: Turn, renderer: ChatRenderer) -> list[int]:
