@@ -56,6 +56,34 @@ def test_chunked_logprobs_equal_plain_ones(weight_VD: Tensor, chunk: int) -> Non
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("chunk", [1, 2, 100])
+def test_a_head_that_is_not_trained_is_read_once(weight_VD: Tensor, chunk: int) -> None:
+    hidden_MD, mix_M = hidden().requires_grad_(), torch.linspace(-1, 1, M)
+    read = 0
+
+    def head(hidden_CD: Tensor) -> Tensor:
+        nonlocal read
+        read += len(hidden_CD)
+        return torch.tanh(hidden_CD @ weight_VD.detach().T)
+
+    streams: Any = {"targets_M": TARGETS_M, "temperatures_M": TEMPERATURES_M, "chunk": chunk}
+    found_M = losses.logprobs(head, hidden_MD, **streams, frozen=True)
+    (grad_MD,) = grads((mix_M * found_M).sum(), hidden_MD)
+    assert read == M
+    again_M = losses.logprobs(head, hidden_MD, **streams)
+    torch.testing.assert_close(found_M, again_M)
+    torch.testing.assert_close(grad_MD, grads((mix_M * again_M).sum(), hidden_MD)[0])
+    none_M = losses.logprobs(
+        head,
+        hidden_MD[:0],
+        targets_M=TARGETS_M[:0],
+        temperatures_M=TEMPERATURES_M[:0],
+        chunk=chunk,
+        frozen=True,
+    )
+    assert none_M.shape == (0,)
+
+
 def divergence(
     head: losses.Head, hidden_MD: Tensor, *, teacher: losses.Teacher, **options: Any
 ) -> Tensor:

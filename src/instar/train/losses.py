@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -34,9 +34,15 @@ def chunk_size(vocab: int) -> int:
 
 
 def logprobs(
-    head: Head, hidden_MD: Tensor, *, targets_M: Tensor, temperatures_M: Tensor, chunk: int
+    head: Head,
+    hidden_MD: Tensor,
+    *,
+    targets_M: Tensor,
+    temperatures_M: Tensor,
+    chunk: int,
+    frozen: bool = False,
 ) -> Tensor:
-    """The log-prob of each target at its temperature."""
+    """The log-prob of each target at its temperature; `frozen` where the head is not trained."""
     if isinstance(head, LinearHead):
         return linear.logprobs(
             head, hidden_MD, targets_M=targets_M, temperatures_M=temperatures_M, chunk=chunk
@@ -46,6 +52,11 @@ def logprobs(
         logits_CV = head(hidden_CD).float() / temperatures_C[:, None]
         return logits_CV.gather(1, targets_C[:, None])[:, 0] - logits_CV.logsumexp(1)
 
+    if frozen and torch.is_grad_enabled() and hidden_MD.requires_grad and len(hidden_MD):
+        found_M: Tensor = _Once.apply(  # type: ignore[no-untyped-call]
+            hidden_MD, score, chunk, targets_M, temperatures_M
+        )
+        return found_M
     return _in_chunks(score, chunk, hidden_MD, targets_M, temperatures_M)
 
 
@@ -260,6 +271,35 @@ def token_weights(
         return [1.0 / tokens] * len(turn_index)
     sizes = Counter(turn_index)
     return [1.0 / (sizes[turn] * turns) for turn in turn_index]
+
+
+class _Once(torch.autograd.Function):
+    """One number a row, and the row's gradient together with it: its logits are made only once.
+
+    A row has no say in another's number, so the gradient of the sum holds each row's own.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_MD: Tensor, score: Callable[..., Tensor], chunk: int, *streams: Tensor
+    ) -> Tensor:
+        found: list[Tensor] = []
+        grads: list[Tensor] = []
+        for at in range(0, len(hidden_MD), chunk):
+            hidden_CD = hidden_MD[at : at + chunk].detach().requires_grad_()
+            with torch.enable_grad():
+                found_C = score(hidden_CD, *(one[at : at + chunk] for one in streams))
+                grads += torch.autograd.grad(found_C.sum(), hidden_CD)
+            found.append(found_C.detach())
+        ctx.save_for_backward(torch.cat(grads))
+        return torch.cat(found)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_M,) = grads
+        (own_MD,) = ctx.saved_tensors
+        grad_MD = (grad_M[:, None] * own_MD).to(own_MD.dtype)
+        return grad_MD, *(None for _ in ctx.needs_input_grad[1:])
 
 
 def _in_chunks(score: Callable[..., Tensor], chunk: int, *streams: Tensor) -> Tensor:

@@ -64,6 +64,8 @@ class TorchTrainer(WeightsReader):
             list(self._parameters.values()),
             lr=training.learning_rate,
             weight_decay=self.training.weight_decay,
+            # In one kernel for all of them, where that is faster.
+            fused=True if self.model.device.type == "cuda" else None,
         )
 
     def steps_on(self, batch: Batch, times: float) -> dict[str, float]:
@@ -198,6 +200,7 @@ class TorchTrainer(WeightsReader):
         head = self._head(self.model.policy)
         targets_M = self._longs([sample.tree.ids[at] for at in sample.at])
         temperatures_M = self._floats(sample.temperatures)
+        frozen = not self.model.trains_head
         if lesson is None:
             found_M = losses.logprobs(
                 head,
@@ -205,6 +208,7 @@ class TorchTrainer(WeightsReader):
                 targets_M=targets_M,
                 temperatures_M=temperatures_M,
                 chunk=self._chunk,
+                frozen=frozen,
             )
             return found_M, None
         found = losses.taught(
@@ -223,6 +227,7 @@ class TorchTrainer(WeightsReader):
             targets_M=targets_M[lesson.others_M],
             temperatures_M=temperatures_M[lesson.others_M],
             chunk=self._chunk,
+            frozen=frozen,
         )
         order_M = torch.cat((lesson.at_M, lesson.others_M)).argsort()
         return torch.cat((found.logprobs_M, alone_M))[order_M], found
