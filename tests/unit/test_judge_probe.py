@@ -26,6 +26,7 @@ from instar.judge.probe import (
     calibrate,
     joined,
     load_calibrations,
+    pooled,
     save_calibrations,
     set_damaged_aside,
 )
@@ -312,6 +313,15 @@ async def test_the_probe_is_right_on_cases_it_never_saw(probe: Probe, which: str
 async def test_nice_words_in_a_wish_are_no_praise(probe: Probe, text: str, label: int) -> None:
     case = Case(request="Comment on Mia's text.", response="The text was read.", next=text)
     assert tally(await probe.votes(case, 3)) == label
+
+
+def test_most_networks_have_a_part_in_each_vote_and_each_in_about_as_many() -> None:
+    chances = torch.arange(15.0).reshape(5, 3)  # of network k: 3k, 3k + 1, 3k + 2
+    assert pooled(chances, 1)[:, 0].tolist() == [6.0]
+    # 0 1 2; 2 3 4; 3 4 0
+    assert pooled(chances, 3)[:, 0].tolist() == [3.0, 9.0, 7.0]
+    assert len(pooled(chances, 5)) == len(pooled(chances, 99)) == 5
+    assert pooled(chances[:1], 3).tolist() == chances[:1].tolist()
 
 
 @pytest.mark.model

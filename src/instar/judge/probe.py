@@ -1,9 +1,10 @@
 """The embedded judge: a small head on the frozen model. No API, no GPU, about 0.1 s a turn.
 
-Several networks vote; one that is not sure enough gives no vote. The person's words and each tool
-result are read apart: words that say nothing of the reply leave it to the results, of which one
-that failed decides. Where a person has given explicit feedback, the votes on their turns are
-shifted towards how they use words (`calibrate`), by little from few pairs and by more from many.
+Several networks vote, most of them for each vote; one that is not sure enough is none. The
+person's words and each tool result are read apart: words that say nothing of the reply leave it to
+the results, of which one that failed decides. Where a person has given explicit feedback, the votes
+on their turns are shifted towards how they use words (`calibrate`), by little from few pairs and by
+more from many.
 """
 
 from __future__ import annotations
@@ -72,9 +73,7 @@ class Probe:
         async with self._one_at_a_time:
             logits = await asyncio.to_thread(self.logits, [case])
         chances = self._calibrated(logits, case.owner).softmax(-1)[:, 0]
-        if count == 1:
-            chances = chances.mean(0, keepdim=True)
-        return [_vote(one, self._min) for one in chances[:count].tolist()]
+        return [_vote(one, self._min) for one in pooled(chances, count).tolist()]
 
     def logits(self, cases: Sequence[Case]) -> torch.Tensor:
         """(networks, cases, 3), before any person's calibration."""
@@ -107,6 +106,22 @@ class Probe:
         if own is None:
             return logits
         return (logits + torch.tensor(own.bias)) / own.temperature
+
+
+def pooled(chances: torch.Tensor, count: int) -> torch.Tensor:
+    """(networks, 3) as (votes, 3), at most one vote a network.
+
+    One network is wrong more often than the mean of some, so most of them have a part in each
+    vote, and each in about as many.
+    """
+    import torch
+
+    networks = len(chances)
+    if count == 1:
+        return chances.mean(0, keepdim=True)
+    votes = min(count, networks)
+    starts = [round(at * networks / votes) for at in range(votes)]
+    return torch.stack([chances.roll(-at, 0)[: networks // 2 + 1].mean(0) for at in starts])
 
 
 def _plain(piece: Case) -> int | None:
