@@ -66,7 +66,7 @@ app.add_typer(model.app, name="model", hidden=True)
 app.command(
     "bench",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    epilog="Example: instar bench gateway --streams 64",
+    epilog="Example: instar bench gateway --clients 64 --seconds 8",
 )(bench.bench)
 
 
@@ -78,7 +78,8 @@ def root(
 
     instar stands in front of a model that you run yourself, as the API
     that agents already speak, and records every turn exactly as the
-    model saw and sampled it.
+    model saw and sampled it. In the background it learns from what you
+    say next; what it learned must pass a gate, and can be rolled back.
     """
 
 

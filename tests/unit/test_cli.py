@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from instar.cli import app
 from instar.commands import common
 from instar.commands.reference import pages
 from instar.commands.serve import until_stopped
+from instar.envs import ENVIRONMENTS
 from instar.record.store import open_store
 from instar.text import byte_tokenizer
 from instar.types import Hint, Message, Sampling, Turn, Verdict
@@ -66,6 +68,12 @@ def test_every_command_speaks_json_and_explains_itself(path: tuple[str, ...]) ->
         assert any("--json" in param.opts for param in command.params), path
         for param in command.params:
             assert param.help or param.name == "context", f"{path} {param.name}"
+
+
+def test_help_names_every_environment() -> None:
+    """It is written out there, since help imports no environments."""
+    (env,) = (param for param in COMMANDS["rollout",].params if param.name == "env")
+    assert set(re.findall(r"\w+", env.help)) - {"or"} == set(ENVIRONMENTS)
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -287,6 +295,11 @@ def test_sessions_done(run: Run) -> None:
     assert json.loads(run("sessions", "done", "s-one", "--json").stdout)["closed"] is True
     listed = json.loads(run("sessions", "list", "--owner", "ann", "--json").stdout)
     assert listed[0]["closed"] is True
+
+
+def test_cases_that_are_not_there(run: Run, tmp_path: Path) -> None:
+    said = run("judge", "score", str(tmp_path / "none.jsonl"), code=2).stderr
+    assert "none.jsonl cannot be read: No such file or directory; expected lines {" in said
 
 
 def test_sessions_export(run: Run, recorded: list[Turn], tmp_path: Path) -> None:

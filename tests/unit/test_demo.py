@@ -62,6 +62,8 @@ def test_a_seed_says_which_prompts_are_kept() -> None:
 def test_an_unknown_person_is_an_error_that_names_the_known() -> None:
     with pytest.raises(ConfigError, match="brief, student, teacher"):
         load_person("nobody", seed=0)
+    with pytest.raises(ConfigError, match=r"me\.py, and there is no such file"):
+        load_person("me.py", seed=0)
 
 
 def test_a_file_that_lacks_something_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ def test_listing() -> None:
     assert "stop-process" in chosen.stdout.split()
     wrong = run(app, ["tasks", "list", "terminal", "--option", "colour=red"])
     assert wrong.exit_code == 2 and "colour" in wrong.stderr and "task_type" in wrong.stderr
+    half = run(app, ["tasks", "list", "terminal", "--option", "task_type"])
+    assert half.exit_code == 2 and "not of the form name=value" in half.stderr
     assert "there is no environment 'x'" in run(app, ["tasks", "list", "x"]).stderr
 
 

@@ -129,6 +129,23 @@ def ask(config: Config, home: Path, query: Callable[[TurnStore], Awaitable[T]]) 
     return asyncio.run(asked())
 
 
+def environment_options(given: Sequence[str] | None) -> dict[str, Any]:
+    """What `--option name=value` tells an environment."""
+    import yaml
+
+    from instar.errors import ConfigError
+
+    found: dict[str, Any] = {}
+    for one in given or ():
+        name, equals, value = one.partition("=")
+        if not equals or not name:
+            raise ConfigError(
+                f"--option {one!r} is not of the form name=value, such as difficulty=easy"
+            )
+        found[name] = yaml.safe_load(value) if value else ""
+    return found
+
+
 def console() -> Console:
     """Where people read results."""
     from rich.console import Console

@@ -16,9 +16,13 @@ from instar.commands.common import Json, Sets, print_json, ready_home, resolve
 if TYPE_CHECKING:
     from instar.demo.run import Report
 
-EPILOG = (
-    "Examples: instar demo    instar demo --persona student --seed 1    instar demo --persona ME.py"
-)
+EPILOG = """Examples:
+
+instar demo
+
+instar demo --persona student --seed 1
+
+instar demo --persona ME.py"""
 
 
 def demo(

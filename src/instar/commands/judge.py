@@ -73,7 +73,10 @@ def score(
     try:
         lines = json_lines(cases)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{cases} cannot be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f'{cases} cannot be read: {why}; expected lines {{"request","response","next","role"}}'
+        ) from None
     if output is not None:
         _must_be_writable(output)  # scoring takes long: say now what would be in vain
     rows = asyncio.run(_score_lines(open_judge(config, home), lines))
@@ -97,7 +100,7 @@ def score(
         raise typer.Exit(1)
 
 
-@app.command(epilog="Examples: instar judge run    instar judge run --once --json")
+@app.command(epilog="Examples:\n\ninstar judge run\n\ninstar judge run --once --json")
 def run(
     home: Home = DEFAULT_HOME,
     file: File = None,

@@ -22,7 +22,7 @@ from instar.commands.common import (
 if TYPE_CHECKING:
     from instar.record.store import TurnStore
 
-app = typer.Typer(no_args_is_help=True, help="Pause and resume learning.")
+app = typer.Typer(no_args_is_help=True, help="Pause and resume learning, and see what waits.")
 Owner = Annotated[
     str | None,
     typer.Option("--owner", help="Only for this owner; by default for everybody.", metavar="NAME"),

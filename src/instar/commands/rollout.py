@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ from instar.commands.common import (
     Home,
     Json,
     Sets,
+    environment_options,
     print_json,
     ready_home,
     resolve,
@@ -36,7 +37,13 @@ instar rollout tau --split test --eval
 instar rollout tau --option domain=airline --option user=human --tasks 1 --parallel 1"""
 EVAL_EPILOG = "Example: instar eval tau --version base --version v3 --tasks 24 --group 2"
 
-Env = Annotated[str, typer.Argument(help="Which environment, such as tau.", metavar="ENV")]
+Env = Annotated[
+    str,
+    typer.Argument(
+        help="tau, terminal, swe, toolcall, bfcl or interpreter.",
+        metavar="ENV",
+    ),
+]
 Tasks = Annotated[
     int, typer.Option("--tasks", help="How many tasks; 0 is each one once.", min=0, metavar="N")
 ]
@@ -130,7 +137,7 @@ def rollout(
         group=group,
         parallel=parallel,
         split=split,
-        options=_options(options),
+        options=environment_options(options),
         limits=(max_turns, max_tokens, temperature),
         seed=seed,
         no_train=evaluate and not train,
@@ -183,7 +190,7 @@ def evaluate(
         group=group,
         parallel=parallel,
         split=split,
-        options=_options(options),
+        options=environment_options(options),
         limits=(max_turns, max_tokens, temperature),
         seed=seed,
         no_train=True,
@@ -292,15 +299,3 @@ def _room(plan: Plan) -> list[str]:
         f"rollout_config.max_concurrent_sessions={max(100, 2 * plan.parallel)}",
         f"gateway.max_queue={max(256, 2 * plan.parallel)}",
     ]
-
-
-def _options(given: Sequence[str] | None) -> dict[str, Any]:
-    import yaml
-
-    found: dict[str, Any] = {}
-    for one in given or ():
-        name, equals, value = one.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"--option {one!r} is not of the form name=value")
-        found[name] = yaml.safe_load(value) if value else ""
-    return found

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from instar.commands.common import Json, print_json
+from instar.commands.common import Json, environment_options, print_json
 
 app = typer.Typer(no_args_is_help=True, help="List, write out and make the tasks of environments.")
 
@@ -28,7 +28,7 @@ def list_tasks(
     """Print the ids of an environment's tasks."""
     from instar.envs import open_environment
 
-    options = dict(one.partition("=")[::2] for one in given or ())
+    options = environment_options(given)
 
     async def asked() -> list[str]:
         async with open_environment(environment, options) as opened:

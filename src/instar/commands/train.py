@@ -22,9 +22,13 @@ from instar.commands.serve import LogLevel, log_to, until_stopped
 if TYPE_CHECKING:
     from instar.learn.learner import Outcome
 
-TRAIN_EPILOG = (
-    "Examples: instar train    instar train --set training.method=opd    instar train --no-judge"
-)
+TRAIN_EPILOG = """Examples:
+
+instar train
+
+instar train --set training.method=opd
+
+instar train --no-judge"""
 Judging = Annotated[
     bool, typer.Option("--judge/--no-judge", help="Judge turns too, beside training.")
 ]

@@ -49,7 +49,12 @@ def personas() -> list[str]:
 def load_person(name: str, *, seed: int, kept: int = 16) -> Person:
     """A persona that comes with instar, or anyone's own FILE.py."""
     file = Path(name) if name.endswith(".py") else FOLDER / f"{name}.py"
-    if not file.exists():
+    if not file.is_file() and name.endswith(".py"):
+        raise ConfigError(
+            f"--persona is {name}, and there is no such file; expected one with prompts, "
+            f"score(prompt, answer) and respond(prompt, answer), or {', '.join(personas())}"
+        )
+    if not file.is_file():
         raise ConfigError(
             f"--persona is {name}; known are {', '.join(personas())}, or name a FILE.py with "
             "prompts, score(prompt, answer) and respond(prompt, answer)"
