@@ -264,7 +264,7 @@ UNIONS: dict[str, dict[str, type[Section]]] = {
 
 
 class EvaluationConfig(Section):
-    """Who judges turns, and how often versions are measured."""
+    """Who judges turns."""
 
     judge: JudgeConfig = ProbeJudge()
     """What turns next states into verdicts; `type` chooses it, and its other keys are its own."""
@@ -277,16 +277,16 @@ class EvaluationConfig(Section):
     consensus_threshold: float = Field(default=0.5, ge=0, le=1)
     """Share of the valid votes that a verdict takes; at 0.5 it is more than half."""
     eval_frequency: int = Field(default=100, ge=1)
-    """Updates between two evaluations."""
+    """Read for files of OpenClaw-RL; the gate measures every version before it goes live."""
 
 
 class MessageClassification(Section):
-    """Which messages make a conversation and which only surround it."""
+    """Read for files of OpenClaw-RL: all messages are kept, and what the model wrote is trained."""
 
     main_line: list[Role] = Field(default=["user", "assistant"])
-    """Roles whose messages are the conversation."""
+    """Changes nothing: a turn is main or side by its call, not by the roles in it."""
     side: list[Role] = Field(default=["system", "tool"])
-    """Roles whose messages surround it."""
+    """Changes nothing, as `main_line`; no role may be in both."""
 
     @model_validator(mode="after")
     def _one_class_a_role(self) -> MessageClassification:
@@ -316,7 +316,7 @@ class RolloutCollection(Section):
     session_timeout: float = Field(default=3600, gt=0)
     """Seconds without a request after which a session is closed."""
     trajectory_format: Literal["multi_turn", "single_turn"] = "multi_turn"
-    """One training sequence a branch of a session, or one a turn."""
+    """Read for files of OpenClaw-RL; a session is always trained as one tree."""
     message_classification: MessageClassification = MessageClassification()
     """Which roles make a conversation."""
     reward_computation: RewardComputation = RewardComputation()
@@ -339,21 +339,21 @@ class Config(Section):
     rollout: RolloutConfig = RolloutConfig()
     """How environments are run as clients."""
     evaluation: EvaluationConfig = EvaluationConfig()
-    """Who judges turns, and how often versions are measured."""
+    """Who judges turns."""
     rollout_config: RolloutCollection = RolloutCollection()
     """How turns of live clients are collected."""
 
 
 SECRETS: dict[str, str] = {
     "INSTAR_API_KEY": "a key that clients may use, beside those of `instar keys create`",
-    "HF_TOKEN": "downloads from the Hugging Face hub",
+    "HF_TOKEN": "not used: models are served from folders, and none is fetched from the hub",
     "OPENAI_API_KEY": "a judge or hint model behind an OpenAI API",
     "ANTHROPIC_API_KEY": "a judge or hint model behind an Anthropic API",
-    "WANDB_API_KEY": "experiment tracking with W&B",
-    "TINKER_API_KEY": "training with Tinker",
-    "FIREWORKS_API_KEY": "training with Fireworks AI",
+    "WANDB_API_KEY": "not used yet: experiment tracking with W&B",
+    "TINKER_API_KEY": "not used yet: training with Tinker",
+    "FIREWORKS_API_KEY": "not used yet: training with Fireworks AI",
 }
-"""Every environment variable that instar reads, and what for."""
+"""Every environment variable that instar may read, and what for."""
 
 
 def secret(name: str) -> str | None:
