@@ -26,6 +26,10 @@ compute_gae SessionAwareProcessor compute_reward batch_compute_rewards setup_lor
 rl-training-headers rollout_endpoint setup_wandb_logging run_terminal_agent.sh
 run_gui_agent.sh run_swe_agent.sh run_toolcall_agent.sh --custom-rm-path --rm-checkpoint
 --reward-aggregation --lr-warmup-samples --num-epochs --parallel-envs --async-collection
+trainable_agents.py Status InteractionResult call_to_action_sglang TOOL_INSTRUCTION
+TrainableAgentMixin _reformulate_tool_call _call_llm _parse_tool _execute_tool
+_initialize_environment _build_initial_messages _prepare_prompt_tokens asolve _get_token_delta
+_build_final_result TrainableToolCallingAgent agent_factory create_openai_adapter GenerateState
 """
 
 
@@ -48,7 +52,7 @@ def test_every_setting_it_names_exists() -> None:
     assert {"INSTAR_API_KEY", "HF_TOKEN"} <= set(SECRETS)
 
 
-def test_every_word_of_the_seed_has_a_row() -> None:
+def test_every_word_of_the_guide_has_a_row() -> None:
     """Its commands, variables, settings and functions, as a person would search for them."""
     for word in WORDS.split():
         assert word in TEXT, word

@@ -45,7 +45,7 @@ def test_sessions_are_the_same_wherever_they_are_read_from(home: Path, place: st
     sessions = instar.inspect_sessions(str(home / place))
     assert list(sessions) == ["s1"]
     data = sessions["s1"]
-    # As the seed's own lines use it.
+    # As the lines of OpenClaw-RL's guide use it.
     assert len(data) == 3
     assert sum(1 for i in data if i["type"] == "main") == 2
     assert sum(1 for i in data if i["type"] == "side") == 1

@@ -1,4 +1,4 @@
-"""Every file in configs/ loads, and the two seed files hold what they say, key for key."""
+"""Every file in configs/ loads, and the two of OpenClaw-RL's guide hold what they say, key for key."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def test_every_shipped_file_loads(file: Path) -> None:
     ("name", "expected"),
     [("training_config.yaml", TRAINING), ("rollout_config.json", ROLLOUT)],
 )
-def test_seed_files_key_for_key(name: str, expected: dict[str, object]) -> None:
+def test_files_of_the_guide_key_for_key(name: str, expected: dict[str, object]) -> None:
     file = CONFIGS / name
     found = {path: value for path, value, source in load_config(file).rows() if source != "default"}
     assert found == expected
 
 
-def test_seed_files_are_not_padded() -> None:
+def test_files_of_the_guide_are_not_padded() -> None:
     """The files hold the keys above and no others, by a reader that knows nothing of us."""
     training = yaml.safe_load((CONFIGS / "training_config.yaml").read_text())
     assert {f"{a}.{b}" for a, keys in training.items() for b in keys} == set(TRAINING)

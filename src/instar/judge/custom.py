@@ -44,7 +44,7 @@ class CustomVoter:
         if hasattr(self.model, "batch_compute_rewards"):
             batch = [dict(shown) for _ in range(count)]
             found = await _called(self.model.batch_compute_rewards, batch)
-            # A tensor or an array, as the seed's returns one, becomes a list of numbers.
+            # A tensor or an array, as OpenClaw-RL's example returns one, becomes a list of numbers.
             return found.tolist() if hasattr(found, "tolist") else list(found)
         one = self.model.compute_reward
         return [await _called(one, *shown.values()) for _ in range(count)]
