@@ -30,6 +30,9 @@ $(VENV)/.installed: requirements.txt constraints.txt pyproject.toml
 	@if [ -z "$(PYTHON)" ]; then \
 		echo "error: found no Python 3.11 or newer; install one, or name it: make PYTHON=/path/to/python" >&2; \
 		exit 1; fi
+	@if ! command -v "$(PYTHON)" >/dev/null; then \
+		echo "error: found no program $(PYTHON); name one: make PYTHON=/path/to/python" >&2; \
+		exit 1; fi
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("error: $(PYTHON) is Python %d.%d, expected 3.11 or newer" % sys.version_info[:2])'
 	@echo "Installing into $(VENV) (the first time takes some minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
