@@ -1,4 +1,4 @@
-"""Every file in configs/ loads, and the two of OpenClaw-RL's guide hold what they say, key for key."""
+"""Every file in configs/ loads; the two of OpenClaw-RL's guide hold what it has, key for key."""
 
 from __future__ import annotations
 

@@ -3,8 +3,9 @@
     hidden (D) -> centred, scaled, projected (P)  }
     words  (L) -> centred, scaled                 } -> K networks -> 3 logits each
 
-Each of the K networks was trained on another draw of the cases, so each casts its own vote. A
-head is two files: `head.safetensors` and `head.json`, which says what it was trained on.
+Each of the K networks was trained on another draw of the cases, so that they differ; `probe.py`
+makes votes of them. A head is two files: `head.safetensors` and `head.json`, which says what it was
+trained on.
 """
 
 from __future__ import annotations

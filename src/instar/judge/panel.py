@@ -45,7 +45,7 @@ class Opinion:
     label: Label | None
     votes: tuple[int | None, ...] = ()
     hints: tuple[str, ...] = ()
-    """Ways to say what should have been different; the trainer takes the one that teaches most."""
+    """Ways to say what should have been different, the best first; the trainer chooses."""
     failed: bool = False
     """Nobody could be asked; that says nothing about the turn."""
     problem: str | None = None
