@@ -101,6 +101,7 @@ def test_nothing_yet(run: Run) -> None:
     assert "No versions yet" in run("versions", "list")
     assert run("versions", "list", "--json") == []
     assert "found no version v1 of local" in run("versions", "show", "v1", code=2)
+    assert "base is the model as it came" in run("versions", "show", "base", code=2)
     assert "nothing before it" in run("versions", "rollback", code=2)
 
 

@@ -67,7 +67,7 @@ def list_(
 
 @app.command(epilog="Example: instar versions show v3")
 def show(
-    version: Name,
+    version: Annotated[str, typer.Argument(help="A version, such as v3.", metavar="VERSION")],
     home: Home = DEFAULT_HOME,
     file: File = None,
     sets: Sets = None,
@@ -225,7 +225,12 @@ async def _whose(store: TurnStore, owner: str | None) -> str:
 
 async def _find(store: TurnStore, name: str, owner: str | None) -> Version:
     from instar.record.versions import VersionBook
+    from instar.types import BASE_VERSION
 
+    if name == BASE_VERSION:
+        raise ConfigError(
+            f"{name} is the model as it came: it learned from nothing; name a version such as v3"
+        )
     whose = await _whose(store, owner)
     found = await VersionBook(store).get(whose, name)
     if found is None:
