@@ -26,7 +26,7 @@ class TrainingConfig(Section):
     learning_rate: float = Field(default=5e-4, gt=0)
     """Step size of the optimiser. Full fine-tuning wants about a hundredth of LoRA's."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Updates over which the learning rate rises from zero."""
+    """Optimiser steps (see `steps_per_batch`) over which the learning rate rises from zero."""
     max_steps: int | None = Field(default=None, ge=1)
     """Updates of an owner after which training ends; by default it never does."""
     max_wait_s: float = Field(default=600, ge=0)
@@ -48,7 +48,7 @@ class TrainingConfig(Section):
     gamma: float = Field(default=0.99, ge=0, le=1)
     """Discount from one turn of a session to the next."""
     advantage: Literal["verdict", "centred", "gae"] = "centred"
-    """What a verdict is worth: itself, itself less the batch's mean, or GAE along the session."""
+    """A verdict is worth itself, itself less the mean of those that wait, or GAE in its session."""
     standing_hints: bool = True
     """Let the teacher of a praised reply read what the person asks for most often."""
     teacher_temperature: float = Field(default=0.75, gt=0)
@@ -70,7 +70,7 @@ class TrainingConfig(Section):
     blame: float = Field(default=0.0, ge=0, le=1)
     """Weight of a correction on tokens that the teacher would rather say too, in `combine`."""
     hint_extraction_model: str | None = None
-    """The model that takes hints from next states; by default `evaluation.judge_model`."""
+    """The model that an `llm` judge asks for hints; by default `evaluation.judge_model`."""
     binary_weight: float = Field(default=1.5, ge=0)
     """Weight of the verdict's term in `combine`."""
     opd_weight: float = Field(default=1.0, ge=0)
