@@ -302,6 +302,11 @@ def test_cases_that_are_not_there(run: Run, tmp_path: Path) -> None:
     assert "none.jsonl cannot be read: No such file or directory; expected lines {" in said
 
 
+def test_a_chart_that_cannot_be_written_is_said_before_the_demo(run: Run, tmp_path: Path) -> None:
+    said = run("demo", "--plot", str(tmp_path / "nowhere" / "x.svg"), code=2).stderr
+    assert "cannot be written: there is no folder" in said
+
+
 def test_sessions_export(run: Run, recorded: list[Turn], tmp_path: Path) -> None:
     lines = run("sessions", "export", "--format", "jsonl", "--session", "s-one").stdout
     found = [json.loads(line) for line in lines.splitlines()]

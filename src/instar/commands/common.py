@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -47,7 +48,7 @@ Port = Annotated[
     int | None, typer.Option("--port", help="Port to listen on; by default 30000.", metavar="PORT")
 ]
 Owner = Annotated[
-    str | None, typer.Option("--owner", help="Only this owner's sessions.", metavar="NAME")
+    str | None, typer.Option("--owner", help="Only what is this owner's.", metavar="NAME")
 ]
 
 DEFAULT_HOME = Path("~/.instar")
@@ -127,6 +128,21 @@ def ask(config: Config, home: Path, query: Callable[[TurnStore], Awaitable[T]]) 
             return await query(store)
 
     return asyncio.run(asked())
+
+
+def must_be_writable(output: Path, *, option: str) -> None:
+    """Raises ConfigError that says why a file could not be written there."""
+    from instar.errors import ConfigError
+
+    if output.is_dir():
+        problem = "it is a folder"
+    elif not output.parent.is_dir():
+        problem = f"there is no folder {output.parent}"
+    elif not os.access(output if output.exists() else output.parent, os.W_OK):
+        problem = "permission denied"
+    else:
+        return
+    raise ConfigError(f"{option} {output} cannot be written: {problem}")
 
 
 def environment_options(given: Sequence[str] | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from instar.commands.common import Json, Sets, print_json, ready_home, resolve
+from instar.commands.common import Json, Sets, must_be_writable, print_json, ready_home, resolve
 
 if TYPE_CHECKING:
     from instar.demo.run import Report
@@ -56,6 +56,7 @@ def demo(
     from instar.demo.run import demo as run
 
     person = load_person(persona, seed=seed)
+    must_be_writable(plot, option="--plot")  # a demo takes long: say now what would be in vain
     plan = Plan(updates=updates, proof=proof)
     with _folder(home) as folder:
         chosen = ["rollout_config.max_concurrent_sessions=1000", *(sets or ())]
