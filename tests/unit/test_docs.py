@@ -77,3 +77,12 @@ def test_every_source_that_is_named_exists(page: Path) -> None:
     outside = {"tests/test.sh", "solution/solve.sh"}  # of a Harbor task
     for path in set(named) - outside:
         assert any((ROOT / part / path).exists() for part in PARTS), path
+
+
+def test_every_part_has_its_row_in_the_architecture() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    rows = "\n".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))
+    parts = {path.name for path in (ROOT / "src/instar").iterdir() if path.suffix == ".py"}
+    parts |= {f"{path.parent.name}/" for path in (ROOT / "src/instar").glob("*/__init__.py")}
+    missing = [one for one in parts if f"`{one}`" not in rows and not one.startswith("__")]
+    assert missing == []
