@@ -193,6 +193,24 @@ async def test_the_config_tells_the_llm_how_long_it_may_take() -> None:
     assert (judge.voter.timeout_s, judge.timeout_s) == (7, 7)
 
 
+@pytest.mark.parametrize(
+    ("sets", "asked", "for_hints"),
+    [
+        (["evaluation.judge_model=a"], "a", "a"),
+        (["evaluation.judge_model=a", "evaluation.judge.model=b"], "b", "b"),
+        (["evaluation.judge.model=b", "training.hint_extraction_model=c"], "b", "c"),
+    ],
+)
+def test_the_model_for_hints_may_be_another_one(
+    sets: list[str], asked: str, for_hints: str
+) -> None:
+    config = load_config(None, ["evaluation.judge.type=llm", *sets]).config
+    judge = make_judge(config, folder=lambda: Path("nowhere"))
+    assert isinstance(judge.voter, LlmVoter)
+    assert isinstance(judge.hinter, LlmHinter)
+    assert (judge.voter.endpoint.model, judge.hinter.endpoint.model) == (asked, for_hints)
+
+
 def test_tool_results_before_a_persons_words_are_shown_as_what_happened_next() -> None:
     results = (ToolResult(text="exit code: 0"), ToolResult(text="x" * 9000))
     case = Case(request="q", response="a", next="what happened?", results=results, history="h")

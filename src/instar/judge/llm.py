@@ -135,8 +135,7 @@ def open_endpoint(settings: LlmJudge, *, model: str | None) -> Endpoint:
     """The endpoint of the config; its key comes from the environment."""
     import httpx
 
-    name = settings.model or model
-    if not name:
+    if not model:
         raise ConfigError(
             "evaluation.judge.type is llm but no model is named; set evaluation.judge_model"
         )
@@ -148,7 +147,7 @@ def open_endpoint(settings: LlmJudge, *, model: str | None) -> Endpoint:
     )
     return Endpoint(
         client=client,
-        model=name,
+        model=model,
         temperature=settings.temperature,
         max_tokens=settings.max_tokens,
     )

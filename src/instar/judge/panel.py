@@ -171,10 +171,9 @@ def _llm(setup: Setup) -> tuple[Voter, Hinter]:
 
     config = setup.config
     settings = cast(LlmJudge, config.evaluation.judge)
-    endpoint = open_endpoint(settings, model=config.evaluation.judge_model)
-    hints = open_endpoint(
-        settings, model=config.training.hint_extraction_model or config.evaluation.judge_model
-    )
+    model = settings.model or config.evaluation.judge_model
+    endpoint = open_endpoint(settings, model=model)
+    hints = open_endpoint(settings, model=config.training.hint_extraction_model or model)
     limit = settings.timeout_s
     return LlmVoter(endpoint=endpoint, timeout_s=limit), LlmHinter(endpoint=hints, timeout_s=limit)
 
