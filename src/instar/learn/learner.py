@@ -359,7 +359,7 @@ class Learner:
             live_now = await self._publish(version, report, live)
         if not report.accepted:
             self._trainer.load_state(before)
-        self._gate.remember(owner, *((name, new) if report.accepted else (live, old)))
+        self._gate.remember(owner, *((name, new) if report.accepted else (live, old)), held)
         self._holder.holds_now(owner, name if report.accepted else live)
         await self._prune(owner)
         await asyncio.to_thread(give_back)
