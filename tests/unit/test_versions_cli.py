@@ -15,7 +15,7 @@ from store_turns import make_turn, user
 from typer.testing import CliRunner
 
 from instar.cli import app
-from instar.ids import share_of
+from instar.ids import new_id, share_of
 from instar.publish.gate import Measured, decide
 from instar.publish.versions import ADAPTER, VersionFiles
 from instar.record.judged import JudgedTurns
@@ -193,6 +193,23 @@ def test_forget_names_versions_and_removes_their_files(run: Run, stocked: Path) 
     assert "learned from it and are removed: v1, v2" in said
     assert "base serves instead of v1" in said
     assert "found no session three" in run("sessions", "forget", "three", code=2)
+
+
+def test_forgetting_once_more_takes_no_session_that_begins_alike(home: Path, run: Run) -> None:
+    home.mkdir()
+    own = new_id("s")
+
+    async def stock() -> None:
+        async with open_store(f"sqlite:///{home}/instar.db") as store:
+            for turn, session in (("t1", "chat-1"), ("t2", "chat-10"), ("t3", own)):
+                await store.record(make_turn(turn, owner="local", session=session))
+
+    asyncio.run(stock())
+    assert run("sessions", "forget", "chat-1", "--json")["turns"] == 1
+    said = run("sessions", "forget", "chat-1", code=2)
+    assert "found no session chat-1, only chat-10 of local" in said
+    assert run("sessions", "forget", own[:-3], "--json")["session"] == own
+    assert [one["id"] for one in run("sessions", "list", "--json")] == ["chat-10"]
 
 
 def test_status_says_what_teaches_nothing(run: Run, stocked: Path) -> None:
