@@ -13,7 +13,7 @@ import copy
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -287,7 +287,7 @@ class Learner:
         was cut short goes on where it was. It ends with a version that a pause holds back.
         """
         done: list[Outcome] = []
-        for batch in batches:
+        for batch in _cut(batches, self._training.batch_size):
             names = [turn.id for turn in batch]
             key = "\n".join(names)
             if key in self._aside or (done and done[-1].held_back):
@@ -404,6 +404,14 @@ class Learner:
         kept = {one.name for one in line[:2]}
         kept |= {one.name for one in await self._book.versions(owner) if _may_go_live(one)}
         await asyncio.to_thread(self._holder.keep, owner, kept)
+
+
+def _cut(batches: Sequence[Sequence[Turn]], size: int) -> Iterator[Sequence[Turn]]:
+    """Batches of today's size: those of a version may have been larger. Attempts stay together."""
+    for batch in batches:
+        played = any(turn.group is not None for turn in batch)
+        step = len(batch) if played else size
+        yield from (batch[at : at + step] for at in range(0, len(batch), max(1, step)))
 
 
 def _may_go_live(version: Version) -> bool:
