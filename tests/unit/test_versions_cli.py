@@ -60,7 +60,7 @@ async def publish(store: TurnStore, home: Path, *turns: str, owner: str = "local
         state="candidate",
         folder=f"{owner}/{name}",
         turns=turns,
-        metrics={"loss": 0.125},
+        metrics={"loss": 0.125, "grad_norm": float("nan")},
     )
     VersionFiles.of_home(home).write(version, fill)
     assert await book.add(version)
@@ -107,7 +107,9 @@ def test_nothing_yet(run: Run) -> None:
 def test_list_and_show(run: Run, stocked: Path) -> None:
     listed = run("versions", "list")
     assert "v2" in listed and "live" in listed and "accepted" in listed
-    assert [one["name"] for one in run("versions", "list", "--json")] == ["v1", "v2"]
+    listed = run("versions", "list", "--json")
+    assert [one["name"] for one in listed] == ["v1", "v2"]
+    assert listed[0]["metrics"] == {"loss": 0.125, "grad_norm": None}, "JSON has no NaN"
     shown = run("versions", "show", "v2")
     assert "v2 < v1 < base" in shown and "whole" in shown and "loss 0.125" in shown
     assert "v2 against v1: accepted" in shown

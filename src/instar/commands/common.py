@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -138,7 +139,21 @@ def console() -> Console:
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
-    typer.echo(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+    options: dict[str, Any] = {"ensure_ascii": False, "indent": 2, "default": str}
+    try:
+        text = json.dumps(value, allow_nan=False, **options)
+    except ValueError:
+        text = json.dumps(_finite(value), **options)
+    typer.echo(text)
+
+
+def _finite(value: Any) -> Any:
+    """With null for numbers that JSON does not have, such as the gradient of a broken batch."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def age(seconds: float) -> str:
