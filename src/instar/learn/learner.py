@@ -56,6 +56,8 @@ class Outcome:
     seconds: float
     held_back: bool = False
     """Accepted, but not live: learning was paused meanwhile."""
+    given_up: bool = False
+    """One of its turns was forgotten meanwhile: there is no such version, the others wait."""
 
 
 class Learner:
@@ -204,7 +206,7 @@ class Learner:
         await asyncio.to_thread(self._holder.hold, owner, await self._book.live_name(owner))
         with self._setbacks.blaming(names, partial(self._aside.update, names)):
             outcome = await self._learn_from_groups(owner, ready, names)
-        if outcome is not None:
+        if outcome is not None and not outcome.given_up:
             await self._attempts.set_used(owner, names, outcome.version.name)
         return outcome
 
@@ -351,7 +353,7 @@ class Learner:
             self._gate.decide, name, live, old=old, new=new, answers=answers, held=held, batch=fits
         )
         live_now = False
-        if not await self._book.add(version):
+        if given_up := not await self._book.add(version):
             log.info("%s is given up: one of its turns was forgotten meanwhile", name)
             report = replace(report, accepted=False)
             await asyncio.to_thread(self._files.remove, owner, name)
@@ -367,7 +369,12 @@ class Learner:
         log.info("%s in %.1f s: %s", name, seconds, "; ".join(report.reasons))
         held_back = report.accepted and not live_now
         return Outcome(
-            version=version, report=report, metrics=metrics, seconds=seconds, held_back=held_back
+            version=version,
+            report=report,
+            metrics=metrics,
+            seconds=seconds,
+            held_back=held_back,
+            given_up=given_up,
         )
 
     async def _publish(self, version: Version, report: GateReport, live: str) -> bool:
