@@ -50,7 +50,9 @@ def fill(folder: Path) -> None:
     (folder / ADAPTER[1]).write_bytes(b"weights")
 
 
-async def publish(store: TurnStore, home: Path, *turns: str, owner: str = "local") -> str:
+async def publish(
+    store: TurnStore, home: Path, *turns: str, owner: str = "local", live: bool = True
+) -> str:
     book = VersionBook(store)
     name, parent = await book.reserve(owner), await book.live_name(owner)
     version = Version(
@@ -64,7 +66,8 @@ async def publish(store: TurnStore, home: Path, *turns: str, owner: str = "local
     )
     VersionFiles.of_home(home).write(version, fill)
     assert await book.add(version)
-    await book.promote(owner, name)
+    if live:
+        await book.promote(owner, name)
     return name
 
 
@@ -129,6 +132,20 @@ def test_promote_and_rollback(run: Run, stocked: Path) -> None:
     assert "already" in run("versions", "promote", "v2")
     assert "before it was v2" in run("versions", "promote", "base")
     assert "found no version v7" in run("versions", "promote", "v7", code=2)
+
+
+def test_what_the_gate_did_not_see_is_not_promoted(run: Run, stocked: Path) -> None:
+    """As a trainer leaves it that died before it had measured it."""
+
+    async def train() -> None:
+        async with open_store(f"sqlite:///{stocked}/instar.db") as store:
+            await store.record(make_turn("t3", owner="local", session="three"))
+            await publish(store, stocked, "t3", live=False)
+
+    asyncio.run(train())
+    assert "v3 of local was not measured yet" in run("versions", "promote", "v3", code=2)
+    assert live(run) == ["v2"]
+    assert "v3 is live" in run("versions", "promote", "v3", "--anyway")
 
 
 def test_a_damaged_version_is_not_promoted(run: Run, stocked: Path) -> None:
