@@ -348,7 +348,12 @@ class Learner:
             created=time.time(),
         )
         await asyncio.to_thread(self._files.write, version, self._trainer.save_adapter)
-        await asyncio.to_thread(self._holder.save, owner, name)
+        try:
+            await asyncio.to_thread(self._holder.save, owner, name)
+        except OSError:
+            # Or else each try would leave a folder on a disk that is full.
+            await asyncio.to_thread(self._files.remove, owner, name)
+            raise
         report = await asyncio.to_thread(
             self._gate.decide, name, live, old=old, new=new, answers=answers, held=held, batch=fits
         )
