@@ -231,6 +231,18 @@ def test_forgetting_once_more_takes_no_session_that_begins_alike(home: Path, run
     assert [one["id"] for one in run("sessions", "list", "--json")] == ["chat-10"]
 
 
+def test_an_empty_id_means_no_session(home: Path, run: Run) -> None:
+    home.mkdir()
+
+    async def stock() -> None:
+        async with open_store(f"sqlite:///{home}/instar.db") as store:
+            await store.record(make_turn("t1", owner="local", session=new_id("s")))
+
+    asyncio.run(stock())
+    assert "found an empty id" in run("sessions", "forget", "", code=2)
+    assert len(run("sessions", "list", "--json")) == 1
+
+
 def test_status_says_what_teaches_nothing(run: Run, stocked: Path) -> None:
     async def learner(counts: dict[str, int]) -> None:
         async with open_store(f"sqlite:///{stocked}/instar.db") as store:

@@ -243,6 +243,9 @@ def _remove_files(home: Path, done: Forgotten) -> None:
 
 async def find(store: TurnStore, session: str, *, owner: str | None) -> Session:
     """The one session whose id is this or begins with it."""
+    if not session:
+        # As a shell has it for a variable that is not set; every id begins like that.
+        raise StoreError("found an empty id; `instar sessions list` shows which there are")
     begins: list[Session] = []
     async for one in _all(store, owner):
         if one.id == session and owner is not None:
