@@ -11,7 +11,9 @@ from xml.etree import ElementTree
 
 import pytest
 from store_turns import make_turn, user
+from typer.testing import CliRunner
 
+from instar.cli import app
 from instar.config_load import load_config
 from instar.demo.measure import Measured, Reader
 from instar.demo.person import Person, load_person, personas
@@ -322,6 +324,13 @@ def report(*gates: dict[str, Any]) -> Report:
         judge_agreement=None,
         kept=(),
     )
+
+
+def test_a_chart_that_could_not_be_drawn_is_said_before_all_else(tmp_path: Path) -> None:
+    argv = ["demo", "--persona", "nobody", "--plot", str(tmp_path / "none" / "demo.svg")]
+    found = CliRunner().invoke(app, argv)
+    assert found.exit_code == 2
+    assert "cannot be written: there is no folder" in found.output
 
 
 def test_the_base_has_kept_all_that_it_knew() -> None:

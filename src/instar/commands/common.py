@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import math
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -110,6 +111,21 @@ def ready_home(home: Path) -> Path:
             f"--home {home} cannot be made: {error.strerror}; name a folder you may write to"
         ) from None
     return home
+
+
+def must_be_writable(file: Path, option: str) -> None:
+    """Raises ConfigError that says why a file could not be written there."""
+    from instar.errors import ConfigError
+
+    if file.is_dir():
+        problem = "it is a folder"
+    elif not file.parent.is_dir():
+        problem = f"there is no folder {file.parent}"
+    elif not os.access(file if file.exists() else file.parent, os.W_OK):
+        problem = "permission denied"
+    else:
+        return
+    raise ConfigError(f"{option} {file} cannot be written: {problem}")
 
 
 def store_url(config: Config, home: Path) -> str:

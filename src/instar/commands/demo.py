@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from instar.commands.common import Json, Sets, print_json, ready_home, resolve
+from instar.commands.common import (
+    Json,
+    Sets,
+    must_be_writable,
+    print_json,
+    ready_home,
+    resolve,
+)
 
 if TYPE_CHECKING:
     from instar.demo.run import Report
@@ -51,6 +58,7 @@ def demo(
     from instar.demo.run import Plan
     from instar.demo.run import demo as run
 
+    must_be_writable(plot, "--plot")  # it is drawn last, after many minutes
     person = load_person(persona, seed=seed)
     plan = Plan(updates=updates, proof=proof)
     with _folder(home) as folder:

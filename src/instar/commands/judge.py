@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +19,7 @@ from instar.commands.common import (
     Owner,
     Sets,
     ask,
+    must_be_writable,
     print_json,
     ready_home,
     resolve,
@@ -75,7 +75,7 @@ def score(
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{cases} cannot be read: {error}") from None
     if output is not None:
-        _must_be_writable(output)  # scoring takes long: say now what would be in vain
+        must_be_writable(output, "--output")  # scoring takes long: say now what would be in vain
     rows = asyncio.run(_score_lines(open_judge(config, home), lines))
     written = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     bad = {at: row["error"] for at, row in enumerate(rows, 1) if "error" in row}
@@ -332,19 +332,6 @@ def judged(turn: Turn) -> Judged | None:
         tool_error=None if case is None else any_failed(case),
         asks=not turn.reply.get("tool_calls") and text.rstrip().endswith(("?", "?", "؟")),
     )
-
-
-def _must_be_writable(output: Path) -> None:
-    """Raises ConfigError that says why a file could not be written there."""
-    if output.is_dir():
-        problem = "it is a folder"
-    elif not output.parent.is_dir():
-        problem = f"there is no folder {output.parent}"
-    elif not os.access(output if output.exists() else output.parent, os.W_OK):
-        problem = "permission denied"
-    else:
-        return
-    raise ConfigError(f"--output {output} cannot be written: {problem}")
 
 
 async def all_turns(store: TurnStore, owner: str | None) -> list[Turn]:
