@@ -414,6 +414,16 @@ def test_the_command_writes_a_damaged_calibration_anew_for_everybody(
     assert {owner: one.pairs for owner, one in known.items()} == {"anna": 1, "ben": 1}
     assert (tmp_path / "judge" / "calibration.json.damaged").read_text() == "{"
 
+    async def forget() -> None:
+        async with open_store(f"sqlite:///{tmp_path}/instar.db") as store:
+            for owner in ("anna", "ben"):
+                await forget_session(store, owner, f"s-{owner}")
+
+    asyncio.run(forget())
+    found = CliRunner().invoke(app, [*command, "--set", "engine.type=fake"])
+    assert found.exit_code == 0, found.output
+    assert list(load_calibrations(tmp_path / "judge")) == ["ben"]
+
 
 @pytest.mark.parametrize(
     ("command", "error"), [("cat app.log", False), ("make", True), (None, None)]

@@ -242,6 +242,8 @@ def calibrate(
         cases, scores = zip(*own, strict=True)
         probe.recalibrate(name, cases, scores)
     known = probe.calibrations
+    for name in [one for one in known if owner in (None, one) and one not in pairs]:
+        del known[name]  # all that they said is forgotten
     save_calibrations(known, home / "judge")
     if as_json:
         print_json({name: asdict(one) for name, one in known.items()})
