@@ -101,6 +101,18 @@ async def test_a_private_turn_keeps_nothing(system: Gate) -> None:
     assert await system.system.store.ready() == []
 
 
+async def test_what_goes_on_from_a_private_turn_is_private_too(system: Gate) -> None:
+    private = {"x-session-id": "s", "x-no-train": "1"}
+    first = await system.say("Hello", headers={"x-session-id": "s"})
+    history = [user("Hello"), first, user("I am ill, in private.")]
+    second = await system.say(history, headers=private)
+    later = [*history, second, user("And what can I take?")]
+    await system.say(later, headers={"x-session-id": "s"})
+    await system.say([*history[:2], user("Thanks!")], headers={"x-session-id": "s"})
+    assert [turn.no_train for turn in await system.turns("s")] == [False, True, True, False]
+    assert [turn.session for turn in await system.system.store.ready()] == ["s"]
+
+
 async def test_what_is_said_in_private_teaches_nothing_about_the_turn_before(system: Gate) -> None:
     first = await system.say("Hello", headers={"x-session-id": "s"})
     history = [user("Hello"), first, user("No! I told you about my illness.")]

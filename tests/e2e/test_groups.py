@@ -221,6 +221,29 @@ async def test_a_crash_before_groups_are_marked_trains_nothing_twice(
     assert await bench.attempts.groups("ann", limit=9) == []
 
 
+async def test_groups_wait_on_where_a_version_of_them_is_given_up(
+    bench: GroupBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, three = named(False, 3)
+    await bench.group(one, [1.0, 0.0, 1.0, 0.0])
+    await bench.group(two, [1.0, 0.0, 0.0, 0.0])
+    reserve = bench.book.reserve
+
+    async def forgets(owner: str) -> str:
+        await forget_session(bench.store, "ann", f"s{one}-1")
+        return await reserve(owner)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.book, "reserve", forgets)
+        outcome = await bench.learner.learn("ann")
+    assert outcome is not None and outcome.given_up
+    assert await bench.book.versions("ann") == []
+    await bench.group(three, [1.0, 0.0, 0.0, 0.0])
+    outcome = await bench.learner.learn("ann")
+    assert outcome is not None
+    assert {turn[1:-2] for turn in outcome.version.turns} == {two, three}
+
+
 async def test_held_out_tasks_are_measured_and_never_trained(bench: GroupBench) -> None:
     kept, (one,) = named(True, 4), named(False, 1)
     for task in kept:

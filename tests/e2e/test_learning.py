@@ -377,6 +377,22 @@ async def test_a_held_out_verdict_that_changes_counts_as_it_is_now(bench: Bench)
     assert await good() == {name: name == changed for name in before}
 
 
+async def test_a_held_out_hint_that_changes_is_measured_anew(bench: Bench) -> None:
+    """Else the live version is measured by the old teacher and the next one by the new."""
+    await bench.many(16)
+    gate = bench.learner._gate
+    assert await bench.learner.learn("ann") is not None
+    (changed, *_) = (await gate.held_out("ann")).turns
+    hint = Hint(text="Answer in ten words.", source="person")
+    await bench.store.set_verdict(changed.id, Verdict(score=-1, source="person"), hint)
+    held = await gate.held_out("ann")
+    live = await bench.book.live_name("ann")
+    bench.learner._holder.hold("ann", live)
+    assert gate.measure(held, owner="ann", version=live) == gate.measure(held)
+    fresh = bench.again()._gate
+    assert gate._of_base(held).corrections == fresh._of_base(held).corrections
+
+
 async def test_forgetting_a_session_rebuilds_the_line_without_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,3 +418,23 @@ async def test_forgetting_a_session_rebuilds_the_line_without_it(
     learned = await bench.book.turns("ann", live)
     assert gone not in learned
     assert len(learned) == 7
+
+
+async def test_a_rebuild_leaves_out_no_turn_where_batches_have_become_smaller(
+    bench: Bench,
+) -> None:
+    await bench.many(16)
+    await bench.learner.learn("ann")
+    await bench.learner.learn("ann")
+    gone, *others = await bench.book.turns("ann", "v2")
+    await forget_session(bench.store, "ann", "s" + gone.removeprefix("t"))
+    bench.training = TRAINING.model_copy(update={"batch_size": 2})
+    (rebuild,) = await pending_rebuilds(bench.store, "ann")
+    batches = [
+        [turn for name in batch if (turn := await bench.store.turn("ann", name)) is not None]
+        for batch in rebuild.batches
+    ]
+    outcomes = await bench.again().relearn("ann", batches)
+    assert [len(one.version.turns) for one in outcomes] == [2, 1, 2, 2]
+    live = await bench.book.live_name("ann")
+    assert sorted(await bench.book.turns("ann", live)) == sorted(others)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from instar.ids import share_of
 from instar.learn import run, setbacks, troubles
 from instar.learn.learner import Learner, Outcome
 from instar.learn.troubles import Troubles
+from instar.publish.versions import ADAPTER
 from instar.record.controls import pause_learning, resume_learning
 from instar.record.forget import forget_session, pending_rebuilds
 from instar.record.judged import JudgedTurns
@@ -282,6 +284,41 @@ async def test_what_is_nobodys_fault_sets_nothing_aside(
             for _ in range(2 * setbacks.TRIES):
                 with pytest.raises(ModelError, match=r"disk full|damaged"):
                     await bench.learner.learn("ann")
+    assert (await bench.learn()).version.turns == ("t0", "t1", "t2", "t3")
+
+
+@pytest.mark.parametrize("adapter_fits", [False, True])
+async def test_a_full_disk_sets_nothing_aside_and_is_not_filled_further(
+    tmp_path: Path, store: TurnStore, monkeypatch: pytest.MonkeyPatch, adapter_fits: bool
+) -> None:
+    """No file may be larger, as if the disk were full: the adapter's, or the optimiser's state."""
+    bench = Talk(tmp_path, store)
+    for number in range(4):
+        await bench.say(f"t{number}")
+    written: list[object] = []
+    trainer, files = bench.learner._trainer, bench.learner._holder._states
+    save_adapter, save_state = trainer.save_adapter, files.save
+    save_adapter(tmp_path / "whole")
+    size = (tmp_path / "whole" / ADAPTER[1]).stat().st_size - (not adapter_fits)
+
+    def narrow(call: Callable[..., None], *args: Any) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            call(*args)
+            written.append(call)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer, "save_adapter", lambda *args: narrow(save_adapter, *args))
+        patched.setattr(files, "save", lambda *args: narrow(save_state, *args))
+        for _ in range(2 * setbacks.TRIES):
+            with pytest.raises((ModelError, OSError), match="cannot be written"):
+                await bench.learner.learn("ann")
+    assert bool(written) == adapter_fits and save_state not in written
+    left = [*(tmp_path / "versions" / "ann").iterdir(), *(tmp_path / "training").rglob("*")]
+    assert [one for one in left if one.is_file() or one.parent.name == "versions"] == []
     assert (await bench.learn()).version.turns == ("t0", "t1", "t2", "t3")
 
 

@@ -11,7 +11,9 @@ from xml.etree import ElementTree
 
 import pytest
 from store_turns import make_turn, user
+from typer.testing import CliRunner
 
+from instar.cli import app
 from instar.config_load import load_config
 from instar.demo.measure import Measured, Reader
 from instar.demo.person import Person, load_person, personas
@@ -133,13 +135,24 @@ def test_a_person_who_returns_nonsense_is_named_with_what_it_was(
 def test_scores_may_be_any_numbers(tmp_path: Path) -> None:
     file = tmp_path / "me.py"
     file.write_text(
-        "import numpy\nfrom fractions import Fraction\nprompts = ['a', 'b', 'c']\n"
+        "import numpy, torch\nfrom fractions import Fraction\nprompts = ['a', 'b', 'c']\n"
         "def respond(p, a): return ''\n"
-        "def score(p, a): return {'t': True, 'n': numpy.float32(0.5), 'f': Fraction(1, 4)}[a]\n"
+        "found = {'t': True, 'n': numpy.float32(0.5), 'f': Fraction(1, 4), 'b': numpy.bool_(1),\n"
+        "         'o': torch.tensor(0.75)}\n"
+        "def score(p, a): return found[a]\n"
     )
     person = load_person(str(file), seed=0)
-    assert [person.score("a", one) for one in "tnf"] == [1.0, 0.5, 0.25]
+    assert [person.score("a", one) for one in "tnfbo"] == [1.0, 0.5, 0.25, 1.0, 0.75]
     assert person.respond("a", "t") == ""
+
+
+async def test_a_person_may_take_their_time_and_await_something(tmp_path: Path) -> None:
+    file = tmp_path / "me.py"
+    file.write_text(
+        "import asyncio\nprompts = ['a', 'b', 'c']\ndef score(p, a): return 1\n"
+        "async def respond(p, a):\n    await asyncio.sleep(0)\n    return f'{a}? No!'\n"
+    )
+    assert load_person(str(file), seed=0).respond("a", "So") == "So? No!"
 
 
 def test_a_file_may_have_dataclasses_and_draw_its_prompts(tmp_path: Path) -> None:
@@ -313,6 +326,13 @@ def report(*gates: dict[str, Any]) -> Report:
         judge_agreement=None,
         kept=(),
     )
+
+
+def test_a_chart_that_could_not_be_drawn_is_said_before_all_else(tmp_path: Path) -> None:
+    argv = ["demo", "--persona", "nobody", "--plot", str(tmp_path / "none" / "demo.svg")]
+    found = CliRunner().invoke(app, argv)
+    assert found.exit_code == 2
+    assert "cannot be written: there is no folder" in found.output
 
 
 def test_the_base_has_kept_all_that_it_knew() -> None:

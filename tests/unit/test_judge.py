@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -358,6 +360,26 @@ async def test_an_own_class_judges(tmp_path: Path, name: str) -> None:
     judge = PanelJudge(voter=voter, hinter=WordHinter())
     opinion = await judge.consider(Case(request="", response="", next="boom"))
     assert opinion.failed
+
+
+async def test_an_own_class_that_hangs_takes_no_thread_from_others(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "import sys, threading\n\nover = threading.Event()\n\n\nclass Hangs:\n"
+        "    def compute_reward(self, prompt, response, next_feedback):\n"
+        "        sys.exit(1) if next_feedback == 'end' else over.wait()\n"
+    )
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    voter = load_custom(CustomJudge(path=f"{file}:Hangs"))
+    judge = PanelJudge(voter=voter, hinter=WordHinter(), timeout_s=-0.4)
+    try:
+        assert (await judge.consider(Case(request="", response="", next="x"))).failed
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: 1), 5) == 1
+        opinion = await judge.consider(Case(request="", response="", next="end"))
+        assert opinion.failed and "SystemExit" in (opinion.problem or "")
+    finally:
+        sys.modules["instar_custom_own"].over.set()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

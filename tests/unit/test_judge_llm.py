@@ -106,6 +106,8 @@ def test_the_case_is_described_in_order() -> None:
         ("1", None),
         ("", None),
         ('{"score": 1', None),
+        ('{"score": ' + "[" * 5000, None),
+        ('{"a":' * 5000 + '{"score": 1}', 1),
     ],
 )
 def test_only_a_clear_score_counts(text: str, score: int | None) -> None:

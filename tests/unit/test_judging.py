@@ -26,6 +26,7 @@ from instar.learn import judging
 from instar.learn.calibrating import NEW_PAIRS, Calibrator
 from instar.learn.judging import ATTEMPTS, JudgeWorker
 from instar.record.feedback import feedback_counts, give_feedback
+from instar.record.forget import forget_session
 from instar.record.store import TurnStore, open_store
 from instar.types import Hint, NextState, Turn, Verdict
 
@@ -340,6 +341,49 @@ async def test_feedback_fits_the_running_judge_to_the_person(
     assert await again.look() == []  # a new process knows what was learned
 
 
+async def test_what_is_forgotten_is_forgotten_by_the_judge_too(
+    store: TurnStore, tmp_path: Path
+) -> None:
+    now = 0.0
+    voter = probe()
+    calibrator = Calibrator(store, voter, tmp_path, clock=lambda: now)
+    for at in range(40):
+        await say(store, f"t{at}", "What is the capital?" if at < 30 else "No, that is wrong.")
+        await told(store, f"t{at}", 1 if at < 30 else -1)
+    assert await calibrator.look() == ["anna"]
+    learned = voter.calibrations["anna"]
+    for at in range(30):
+        await forget_session(store, "anna", f"s-t{at}")
+    now += 1000
+    assert await calibrator.look() == ["anna"]
+    assert voter.calibrations["anna"].pairs == 10
+    assert voter.calibrations["anna"].bias[2] < learned.bias[2]
+    for at in range(30, 40):
+        await forget_session(store, "anna", f"s-t{at}")
+    again = Calibrator(store, voter, tmp_path, clock=lambda: now)
+    assert await again.look() == ["anna"]
+    assert voter.calibrations == load_calibrations(tmp_path) == {}
+    now += 1000
+    assert await again.look() == []
+
+
+async def test_a_full_disk_does_not_end_the_judge(store: TurnStore, tmp_path: Path) -> None:
+    (tmp_path / "judge").write_text("in the way")
+    calibrator = Calibrator(store, probe(), tmp_path / "judge")
+    for at in range(NEW_PAIRS):
+        await say(store, f"t{at}", "What is the capital?")
+        await told(store, f"t{at}", 1)
+    await say(store, "t9", "Thanks!")
+    judge = PanelJudge(voter=Voter(), hinter=WordHinter())
+    running = asyncio.ensure_future(
+        JudgeWorker(store, judge, calibrator=calibrator).run(stop := asyncio.Event())
+    )
+    await asyncio.sleep(0.2)
+    assert not running.done()
+    stop.set()
+    await running
+
+
 async def test_other_judges_are_not_fitted(store: TurnStore, tmp_path: Path) -> None:
     assert Calibrator.of(store, Voter(), tmp_path) is None
 
@@ -369,6 +413,16 @@ def test_the_command_writes_a_damaged_calibration_anew_for_everybody(
     known = load_calibrations(tmp_path / "judge")
     assert {owner: one.pairs for owner, one in known.items()} == {"anna": 1, "ben": 1}
     assert (tmp_path / "judge" / "calibration.json.damaged").read_text() == "{"
+
+    async def forget() -> None:
+        async with open_store(f"sqlite:///{tmp_path}/instar.db") as store:
+            for owner in ("anna", "ben"):
+                await forget_session(store, owner, f"s-{owner}")
+
+    asyncio.run(forget())
+    found = CliRunner().invoke(app, [*command, "--set", "engine.type=fake"])
+    assert found.exit_code == 0, found.output
+    assert list(load_calibrations(tmp_path / "judge")) == ["ben"]
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,20 @@ async def test_rollback_passes_over_the_damaged_and_what_went_live_meanwhile(
     assert await book.rollback("anna", damaged=["v1"], instead_of="v2") == ("v2", "base")
 
 
+async def test_a_version_that_was_left_grows_old_with_the_live_line(book: VersionBook) -> None:
+    """Else what it sampled would count as new for ever."""
+    assert await book.ages("anna") == {"base": 0}
+    for parent in ("base", "v1", "v2"):
+        await grow(book, parent, live=True)
+    assert await book.ages("anna") == {"v3": 0, "v2": 1, "v1": 2, "base": 3}
+    await book.rollback("anna")
+    assert await book.ages("anna") == {"v3": 0, "v2": 0, "v1": 1, "base": 2}
+    await grow(book, "v2", live=True)
+    await grow(book, "v4", live=True)
+    ages = {"v5": 0, "v4": 1, "v3": 2, "v2": 2, "v1": 3, "base": 4}
+    assert await book.ages("anna") == ages
+
+
 async def test_no_turn_trains_twice_in_a_line(store: TurnStore, book: VersionBook) -> None:
     await record(store, "t1", "t2", "t3")
     await grow(book, "base", "t1", live=True)

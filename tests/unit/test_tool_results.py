@@ -177,6 +177,7 @@ def test_showing_may_fail_too(call: str, text: str) -> None:
         (shell("cat a > b; make"), False),
         (shell("rm -r a"), False),
         (shell("cd src"), False),
+        ("bash(" + "[" * 5000 + ")", False),
         ('write_file({"path": "a"})', False),
         ("bash()", False),
         ("make({})", False),

@@ -71,6 +71,11 @@ def spoil_bytes(folder: Path) -> None:
         file.write(b"\xff")
 
 
+def rewrite(folder: Path, **changes: Any) -> None:
+    found = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps({**found, **changes}))
+
+
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
@@ -80,6 +85,8 @@ def spoil_bytes(folder: Path) -> None:
         (lambda f: (f / MANIFEST).unlink(), "manifest.json cannot be read"),
         (lambda f: (f / MANIFEST).write_text('{"format": 1,'), "is no manifest"),
         (lambda f: (f / MANIFEST).write_text("[]"), "is no manifest"),
+        (lambda f: (f / MANIFEST).write_text("[" * 5000), "is no manifest"),
+        (lambda f: rewrite(f, config=None), "is no manifest.*object for config"),
         (lambda f: (f / MANIFEST).write_text('{"format": 9}'), "is no manifest"),
         (lambda f: (f / MANIFEST).write_bytes(b"\xff\xfe"), "cannot be read"),
         (lambda f: f.rename(f.with_name("v2")), "cannot be read"),

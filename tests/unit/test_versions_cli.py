@@ -15,7 +15,7 @@ from store_turns import make_turn, user
 from typer.testing import CliRunner
 
 from instar.cli import app
-from instar.ids import share_of
+from instar.ids import new_id, share_of
 from instar.publish.gate import Measured, decide
 from instar.publish.versions import ADAPTER, VersionFiles
 from instar.record.judged import JudgedTurns
@@ -50,7 +50,9 @@ def fill(folder: Path) -> None:
     (folder / ADAPTER[1]).write_bytes(b"weights")
 
 
-async def publish(store: TurnStore, home: Path, *turns: str, owner: str = "local") -> str:
+async def publish(
+    store: TurnStore, home: Path, *turns: str, owner: str = "local", live: bool = True
+) -> str:
     book = VersionBook(store)
     name, parent = await book.reserve(owner), await book.live_name(owner)
     version = Version(
@@ -60,11 +62,12 @@ async def publish(store: TurnStore, home: Path, *turns: str, owner: str = "local
         state="candidate",
         folder=f"{owner}/{name}",
         turns=turns,
-        metrics={"loss": 0.125},
+        metrics={"loss": 0.125, "grad_norm": float("nan")},
     )
     VersionFiles.of_home(home).write(version, fill)
     assert await book.add(version)
-    await book.promote(owner, name)
+    if live:
+        await book.promote(owner, name)
     return name
 
 
@@ -108,7 +111,9 @@ def test_nothing_yet(run: Run) -> None:
 def test_list_and_show(run: Run, stocked: Path) -> None:
     listed = run("versions", "list")
     assert "v2" in listed and "live" in listed and "accepted" in listed
-    assert [one["name"] for one in run("versions", "list", "--json")] == ["v1", "v2"]
+    listed = run("versions", "list", "--json")
+    assert [one["name"] for one in listed] == ["v1", "v2"]
+    assert listed[0]["metrics"] == {"loss": 0.125, "grad_norm": None}, "JSON has no NaN"
     shown = run("versions", "show", "v2")
     assert "v2 < v1 < base" in shown and "whole" in shown and "loss 0.125" in shown
     assert "v2 against v1: accepted" in shown
@@ -128,6 +133,20 @@ def test_promote_and_rollback(run: Run, stocked: Path) -> None:
     assert "already" in run("versions", "promote", "v2")
     assert "before it was v2" in run("versions", "promote", "base")
     assert "found no version v7" in run("versions", "promote", "v7", code=2)
+
+
+def test_what_the_gate_did_not_see_is_not_promoted(run: Run, stocked: Path) -> None:
+    """As a trainer leaves it that died before it had measured it."""
+
+    async def train() -> None:
+        async with open_store(f"sqlite:///{stocked}/instar.db") as store:
+            await store.record(make_turn("t3", owner="local", session="three"))
+            await publish(store, stocked, "t3", live=False)
+
+    asyncio.run(train())
+    assert "v3 of local was not measured yet" in run("versions", "promote", "v3", code=2)
+    assert live(run) == ["v2"]
+    assert "v3 is live" in run("versions", "promote", "v3", "--anyway")
 
 
 def test_a_damaged_version_is_not_promoted(run: Run, stocked: Path) -> None:
@@ -194,6 +213,35 @@ def test_forget_names_versions_and_removes_their_files(run: Run, stocked: Path) 
     assert "learned from it and are removed: v1, v2" in said
     assert "base serves instead of v1" in said
     assert "found no session three" in run("sessions", "forget", "three", code=2)
+
+
+def test_forgetting_once_more_takes_no_session_that_begins_alike(home: Path, run: Run) -> None:
+    home.mkdir()
+    own = new_id("s")
+
+    async def stock() -> None:
+        async with open_store(f"sqlite:///{home}/instar.db") as store:
+            for turn, session in (("t1", "chat-1"), ("t2", "chat-10"), ("t3", own)):
+                await store.record(make_turn(turn, owner="local", session=session))
+
+    asyncio.run(stock())
+    assert run("sessions", "forget", "chat-1", "--json")["turns"] == 1
+    said = run("sessions", "forget", "chat-1", code=2)
+    assert "found no session chat-1, only chat-10 of local" in said
+    assert run("sessions", "forget", own[:-3], "--json")["session"] == own
+    assert [one["id"] for one in run("sessions", "list", "--json")] == ["chat-10"]
+
+
+def test_an_empty_id_means_no_session(home: Path, run: Run) -> None:
+    home.mkdir()
+
+    async def stock() -> None:
+        async with open_store(f"sqlite:///{home}/instar.db") as store:
+            await store.record(make_turn("t1", owner="local", session=new_id("s")))
+
+    asyncio.run(stock())
+    assert "found an empty id" in run("sessions", "forget", "", code=2)
+    assert len(run("sessions", "list", "--json")) == 1
 
 
 def test_status_says_what_teaches_nothing(run: Run, stocked: Path) -> None:

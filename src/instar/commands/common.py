@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -112,6 +113,21 @@ def ready_home(home: Path) -> Path:
     return home
 
 
+def must_be_writable(file: Path, option: str) -> None:
+    """Raises ConfigError that says why a file could not be written there."""
+    from instar.errors import ConfigError
+
+    if file.is_dir():
+        problem = "it is a folder"
+    elif not file.parent.is_dir():
+        problem = f"there is no folder {file.parent}"
+    elif not os.access(file if file.exists() else file.parent, os.W_OK):
+        problem = "permission denied"
+    else:
+        return
+    raise ConfigError(f"{option} {file} cannot be written: {problem}")
+
+
 def store_url(config: Config, home: Path) -> str:
     """The store's address: the one that is set, or a file in home."""
     return config.store.url or f"sqlite:///{home.expanduser().resolve() / 'instar.db'}"
@@ -128,21 +144,6 @@ def ask(config: Config, home: Path, query: Callable[[TurnStore], Awaitable[T]]) 
             return await query(store)
 
     return asyncio.run(asked())
-
-
-def must_be_writable(output: Path, *, option: str) -> None:
-    """Raises ConfigError that says why a file could not be written there."""
-    from instar.errors import ConfigError
-
-    if output.is_dir():
-        problem = "it is a folder"
-    elif not output.parent.is_dir():
-        problem = f"there is no folder {output.parent}"
-    elif not os.access(output if output.exists() else output.parent, os.W_OK):
-        problem = "permission denied"
-    else:
-        return
-    raise ConfigError(f"{option} {output} cannot be written: {problem}")
 
 
 def environment_options(given: Sequence[str] | None) -> dict[str, Any]:
@@ -171,7 +172,21 @@ def console() -> Console:
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
-    typer.echo(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+    options: dict[str, Any] = {"ensure_ascii": False, "indent": 2, "default": str}
+    try:
+        text = json.dumps(value, allow_nan=False, **options)
+    except ValueError:
+        text = json.dumps(_finite(value), **options)
+    typer.echo(text)
+
+
+def _finite(value: Any) -> Any:
+    """With null for numbers that JSON does not have, such as the gradient of a broken batch."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def age(seconds: float) -> str:

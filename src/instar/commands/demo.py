@@ -55,8 +55,8 @@ def demo(
     from instar.demo.run import Plan
     from instar.demo.run import demo as run
 
+    must_be_writable(plot, "--plot")  # it is drawn last, after many minutes
     person = load_person(persona, seed=seed)
-    must_be_writable(plot, option="--plot")  # a demo takes long: say now what would be in vain
     plan = Plan(updates=updates, proof=proof)
     with _folder(home) as folder:
         chosen = ["rollout_config.max_concurrent_sessions=1000", *(sets or ())]

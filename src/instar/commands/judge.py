@@ -78,9 +78,7 @@ def score(
             f'{cases} cannot be read: {why}; expected lines {{"request","response","next","role"}}'
         ) from None
     if output is not None:
-        must_be_writable(
-            output, option="--output"
-        )  # scoring takes long: say now what would be in vain
+        must_be_writable(output, "--output")  # scoring takes long: say now what would be in vain
     rows = asyncio.run(_score_lines(open_judge(config, home), lines))
     written = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     bad = {at: row["error"] for at, row in enumerate(rows, 1) if "error" in row}
@@ -247,6 +245,8 @@ def calibrate(
         cases, scores = zip(*own, strict=True)
         probe.recalibrate(name, cases, scores)
     known = probe.calibrations
+    for name in [one for one in known if owner in (None, one) and one not in pairs]:
+        del known[name]  # all that they said is forgotten
     save_calibrations(known, home / "judge")
     if as_json:
         print_json({name: asdict(one) for name, one in known.items()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from instar.types import Session, Turn
 
 PAGE = 1000
+_OWN_ID = re.compile(r"s[0-9a-f]{24}")
+"""As instar names sessions: none of these is how another one begins."""
 
 app = typer.Typer(no_args_is_help=True, help="Look at recorded sessions.")
 Id = Annotated[
@@ -180,23 +183,14 @@ def forget(
 
     The newest version that did not learn from it serves at once; the
     trainer then makes the others again without this session.
+    An id that a client chose must be given whole: chat-1 is also how chat-10 begins.
     """
     config = resolve_last(home=home, file=file, sets=sets)
 
     async def query(store: TurnStore) -> Forgotten:
-        from instar.gateway.auth import LOCAL_OWNER
         from instar.record.forget import forget_session
-        from instar.record.versions import VersionBook
 
-        try:
-            found = await find(store, session, owner=owner)
-        except StoreError:
-            # It may have been forgotten by a command that died before the files were gone.
-            whose = owner or LOCAL_OWNER
-            if not await VersionBook(store).of_session(whose, session):
-                raise
-            return await forget_session(store, whose, session)
-        return await forget_session(store, found.owner, found.id)
+        return await forget_session(store, *await _to_forget(store, session, owner=owner))
 
     done = ask(config, home, query)
     _remove_files(home, done)
@@ -212,6 +206,30 @@ def forget(
         typer.echo(f"{done.live} serves instead of {done.was_live}, which will be made again.")
 
 
+async def _to_forget(store: TurnStore, session: str, *, owner: str | None) -> tuple[str, str]:
+    """The owner and the id of the session that is meant, which may be gone already."""
+    from instar.gateway.auth import LOCAL_OWNER
+    from instar.record.versions import VersionBook
+
+    # It may have been forgotten by a command that died before the files were gone.
+    whose = owner or LOCAL_OWNER
+    learned = await VersionBook(store).of_session(whose, session)
+    try:
+        found = await find(store, session, owner=owner)
+    except StoreError:
+        if not learned:
+            raise
+        return whose, session
+    if found.id != session and learned:
+        return whose, session
+    if found.id != session and not _OWN_ID.fullmatch(found.id):
+        raise StoreError(
+            f"found no session {session}, only {found.id} of {found.owner}, which its client "
+            "named; to forget that one give its whole id"
+        )
+    return found.owner, found.id
+
+
 def _remove_files(home: Path, done: Forgotten) -> None:
     from instar.publish.versions import VersionFiles, safe
 
@@ -225,6 +243,9 @@ def _remove_files(home: Path, done: Forgotten) -> None:
 
 async def find(store: TurnStore, session: str, *, owner: str | None) -> Session:
     """The one session whose id is this or begins with it."""
+    if not session:
+        # As a shell has it for a variable that is not set; every id begins like that.
+        raise StoreError("found an empty id; `instar sessions list` shows which there are")
     begins: list[Session] = []
     async for one in _all(store, owner):
         if one.id == session and owner is not None:

@@ -108,7 +108,7 @@ def promote(
     sets: Sets = None,
     owner: Owner = None,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Also one that the gate rejected.")
+        bool, typer.Option("--anyway", help="Also one that the gate rejected or did not see.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -122,6 +122,11 @@ def promote(
         whose = await _whose(store, owner)
         if version != BASE_VERSION:
             found = await _find(store, version, whose)
+            if found.state == "candidate" and found.gate is None and not anyway:
+                raise StoreError(
+                    f"{version} of {whose} was not measured yet: the trainer does that before all "
+                    "else, once learning goes on; --anyway does without"
+                )
             if not (found.pruned or found.tainted):
                 _files(home).read(whose, version)
         before = await VersionBook(store).promote(whose, version, keep=True, anyway=anyway)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import inspect
 import math
 import random
 import sys
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -115,7 +118,7 @@ def _told(
 
     def call(prompt: str, answer: str) -> T:
         try:
-            found = function(prompt, answer)
+            found = _awaited(function(prompt, answer))
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
             raise ConfigError(f"{name} of {file} failed on {answer!r:.80}: {problem}") from error
@@ -130,9 +133,25 @@ def _told(
     return call
 
 
+def _awaited(found: Any) -> Any:
+    """What a function gave, `async def` or not."""
+    if not inspect.isawaitable(found):
+        return found
+
+    async def wait() -> Any:
+        return await found
+
+    # In a thread of its own: the demo's has an event loop already.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, wait()).result()
+
+
 def _number(found: Any) -> float:
     """What `score` returned; a ValueError says what it must be."""
-    # numpy's numbers count too; a string of digits does not.
+    # One number of numpy or torch counts too; several do not, nor does a string of digits.
+    if hasattr(found, "item"):
+        with suppress(TypeError, ValueError, RuntimeError):
+            found = found.item()
     if not isinstance(found, Real) or not math.isfinite(found):
         raise ValueError("a finite number")
     return float(found)

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from instar.config import GatewayConfig
@@ -157,6 +157,9 @@ class TurnServer:
             name = hints.session or named_in(call.messages)
             session = await self._sessions.find(owner, name, call.messages)
         stitched = await self._stitch(session, call)
+        if stitched.parent is not None and stitched.parent.no_train:
+            # What was said in private is read in every reply that goes on from there.
+            hints = replace(hints, no_train=True)
         room = self._engine.info.context - len(stitched.prompt_ids)
         if room < 1:
             raise ContextError(len(stitched.prompt_ids), self._engine.info.context)

@@ -51,7 +51,7 @@ def _command(arguments: str) -> str | None:
     """The command line that a shell is given, in any of the usual forms."""
     try:
         found = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(found, dict):
         return None

@@ -16,8 +16,11 @@ import importlib.util
 import inspect
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +55,29 @@ class CustomVoter:
 
 async def _called(method: Callable[..., Any], *arguments: Any) -> Any:
     """What it returns, `async def` or not."""
-    found = await asyncio.to_thread(method, *arguments)
+    found = await _in_a_thread(partial(method, *arguments))
     return await found if inspect.isawaitable(found) else found
+
+
+async def _in_a_thread(work: Callable[[], Any]) -> Any:
+    """What it returns, from a thread that nothing else has to wait for.
+
+    Nobody can end a call that hangs. In `asyncio.to_thread` a few of them would hold every thread
+    there is, the trainer's too, and the process could not end before they do.
+    """
+    found: Future[Any] = Future()
+    found.set_running_or_notify_cancel()  # who gives up waiting ends no call
+
+    def run() -> None:
+        try:
+            found.set_result(work())
+        except Exception as error:
+            found.set_exception(error)
+        except BaseException as error:  # such as sys.exit(), which is to end no more than the call
+            found.set_exception(JudgeError(f"it ended with {error!r}"))
+
+    threading.Thread(target=run, name="instar-judge", daemon=True).start()
+    return await asyncio.wrap_future(found)
 
 
 def to_vote(reward: object, *, dead_zone: float = 0.0) -> int | None:

@@ -199,7 +199,7 @@ def _last_json(text: str, key: str) -> dict[str, Any] | None:
     for found in reversed(list(re.finditer(r"\{", text))):
         try:
             value, _ = decoder.raw_decode(text, found.start())
-        except ValueError:
+        except (ValueError, RecursionError):  # of a bracket said over and over
             continue
         if isinstance(value, dict) and key in value:
             return value

@@ -51,10 +51,13 @@ class Calibrator:
             return []
         self._next = self._clock() + _LOOK_S
         found = []
-        for owner, count in (await feedback_counts(self._store)).items():
-            if count - self._seen.get(owner, 0) >= NEW_PAIRS:
+        counts = await feedback_counts(self._store)
+        for owner in sorted({*counts, *self._seen}):
+            new = counts.get(owner, 0) - self._seen.get(owner, 0)
+            # Fewer than there were: what is forgotten must not go on in what was learned of it.
+            if new >= NEW_PAIRS or new < 0:
                 await self._fit(owner)
-                self._seen[owner] = count
+                self._seen[owner] = counts.get(owner, 0)
                 found.append(owner)
         return found
 
@@ -64,9 +67,10 @@ class Calibrator:
             for turn in await feedback_turns(self._store, owner, limit=MOST_PAIRS)
             if turn.verdict is not None and (case := case_of(turn)) is not None
         ]
-        if not pairs:
+        if pairs:
+            cases, scores = zip(*pairs, strict=True)
+            await asyncio.to_thread(self._probe.recalibrate, owner, cases, scores)
+        elif self._probe.calibrations.pop(owner, None) is None:
             return
-        cases, scores = zip(*pairs, strict=True)
-        fitted = await asyncio.to_thread(self._probe.recalibrate, owner, cases, scores)
         await asyncio.to_thread(save_calibrations, self._probe.calibrations, self._folder)
-        log.info("the judge was fitted to %s by %d of their verdicts", owner, fitted.pairs)
+        log.info("the judge was fitted to %s by %d of their verdicts", owner, len(pairs))

@@ -15,8 +15,12 @@ from instar.publish.agreement import Fit
 from instar.publish.gate import Correction, GateReport, Measured, Reference, Tried, decide
 from instar.record.attempts import AttemptBook
 from instar.record.versions import VersionBook
+from instar.train.reading import Weights
 from instar.train.step import TorchTrainer
 from instar.types import Turn
+
+Measures = dict[tuple[str, str | None], Correction]
+"""Of held-out turns, by turn and hint."""
 
 _FITS = 12
 """Turns of a batch whose verdicts are compared with held-out ones: more would only cost time."""
@@ -72,11 +76,11 @@ class Gatekeeper:
         ]
         self._max_tokens, self._longest = max_tokens, longest
         self._attempts = attempts
-        self._seen: tuple[str, str, Measured] = ("", "", Measured())
+        self._seen: tuple[str, str, Measured, Measures] = ("", "", Measured(), {})
         """The owner, the version and what was measured of it last."""
         self._teachers: measure.Teachers = {}
         self._base_answers: list[float] | None = None
-        self._base_held: dict[str, Correction] = {}
+        self._base_held: Measures = {}
         self._base_praised: dict[str, Tried] = {}
         self._fits: dict[tuple[str, bool, str | None], Fit] = {}
 
@@ -105,31 +109,20 @@ class Gatekeeper:
         fit = [one for one in told if not one.has_images and len(one.ids) <= self._longest]
         return [one for one in fit if one.hint is not None and _corrected(one)][-limit:]
 
-    def remember(self, owner: str, version: str, found: Measured) -> None:
+    def remember(self, owner: str, version: str, found: Measured, held: Held) -> None:
         """A version that is live now: measured again, only turns that are new will be read."""
-        self._seen = (owner, version, found)
+        told = {turn.id: _hinted(turn) for turn in held.turns}
+        self._seen = (owner, version, found, {told[one.turn]: one for one in found.corrections})
 
     def measure(self, held: Held, *, owner: str = "", version: str = "") -> Measured:
         """Of the weights that the trainer holds, which are this version's where it is named."""
-        known = self._seen[2] if version and self._seen[:2] == (owner, version) else Measured()
-        corrected = {one.turn: one for one in known.corrections}
+        is_known = version and self._seen[:2] == (owner, version)
+        known, corrected = self._seen[2:] if is_known else (Measured(), {})
         praised = {one.turn: one for one in known.praised}
-        corrected |= {
-            one.turn: one
-            for one in measure.corrections(
-                self._trainer,
-                [turn for turn in held.turns if turn.id not in corrected],
-                renderer=self._renderer,
-                known=held.known,
-                training=self._training,
-                longest=self._longest,
-                teachers=self._teachers,
-            )
-        }
         new = [turn for turn in held.praised if turn.id not in praised]
         praised |= {one.turn: one for one in measure.praised(self._trainer, new)}
         return Measured(
-            corrections=[corrected[turn.id] for turn in held.turns if turn.id in corrected],
+            corrections=self._corrections(held, corrected, "policy"),
             praised=[praised[turn.id] for turn in held.praised if turn.id in praised],
             tried=tried(
                 self._trainer, held.tried, max_tokens=self._max_tokens, longest=self._longest
@@ -179,7 +172,7 @@ class Gatekeeper:
 
     def _of_base(self, held: Held) -> Measured:
         return Measured(
-            corrections=self._corrections_of_base(held),
+            corrections=self._of_base_held(held),
             praised=self._praised_of_base(held),
             fits=self._fits_of(held),
         )
@@ -215,27 +208,39 @@ class Gatekeeper:
             standing=standing,
         )
 
-    def _corrections_of_base(self, held: Held) -> list[Correction]:
-        found = measure.corrections(
+    def _of_base_held(self, held: Held) -> list[Correction]:
+        found = self._corrections(held, self._base_held, "base")
+        told = {turn.id: _hinted(turn) for turn in held.turns}
+        self._base_held = {told[one.turn]: one for one in found}
+        self._teachers = {key: one for key, one in self._teachers.items() if key[0] in told}
+        return found
+
+    def _corrections(self, held: Held, known: Measures, weights: Weights) -> list[Correction]:
+        """Held-out corrections under these weights; those that are known are not read again."""
+        new = measure.corrections(
             self._trainer,
-            [turn for turn in held.turns if turn.id not in self._base_held],
+            [turn for turn in held.turns if _hinted(turn) not in known],
             renderer=self._renderer,
             known=held.known,
             training=self._training,
             longest=self._longest,
             teachers=self._teachers,
-            weights="base",
+            weights=weights,
         )
-        names = {turn.id for turn in held.turns}
-        kept = [one for name, one in self._base_held.items() if name in names]
-        self._base_held = {one.turn: one for one in (*kept, *found)}
-        self._teachers = {key: one for key, one in self._teachers.items() if key[0] in names}
-        return list(self._base_held.values())
+        found = {one.turn: one for one in new}
+        every = ((turn, known.get(_hinted(turn))) for turn in held.turns)
+        each = (one or found.get(turn.id) for turn, one in every)
+        return [one for one in each if one is not None]
 
 
 def _corrected(turn: Turn) -> bool:
     """What a person praised after all is no correction, whatever hint it has."""
     return turn.verdict is None or turn.verdict.score <= 0
+
+
+def _hinted(turn: Turn) -> tuple[str, str | None]:
+    """What a correction is measured by: with another hint its teacher is another one."""
+    return turn.id, None if turn.hint is None else turn.hint.told
 
 
 def _told(turn: Turn) -> tuple[str, bool, str | None]:

@@ -22,7 +22,7 @@ from instar.record.attempts import AttemptBook
 from instar.record.judged import JudgedTurns
 from instar.record.versions import VersionBook
 from instar.train.step import TorchTrainer
-from instar.types import BASE_VERSION, Attempt, Turn
+from instar.types import Attempt, Turn
 
 _TOLD = 128
 """The newest turns of a line that say what a person wants."""
@@ -155,9 +155,7 @@ class Gatherer:
 
     async def ages(self, owner: str) -> dict[str, int]:
         """How many versions of the live line came after each."""
-        line = await self._book.line(owner, await self._book.live_name(owner))
-        ages = {version.name: at for at, version in enumerate(line)}
-        return ages | {BASE_VERSION: len(line)}
+        return await self._book.ages(owner)
 
     def _hinted(
         self,

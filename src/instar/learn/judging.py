@@ -69,8 +69,9 @@ class JudgeWorker:
                 if self._calibrator is not None:
                     await self._calibrator.look()
                 answered, found = await self.once()
-            except StoreError as error:
-                log.warning("the store cannot be read or written now: %s", error)
+            except (StoreError, OSError) as error:
+                # A full disk ends neither the judge nor the trainer, which share a process.
+                log.warning("judging has to wait: %s", error)
                 answered, found = False, 1
             down = 0 if answered or not found else down + 1
             if down:

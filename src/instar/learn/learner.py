@@ -13,7 +13,7 @@ import copy
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -56,6 +56,8 @@ class Outcome:
     seconds: float
     held_back: bool = False
     """Accepted, but not live: learning was paused meanwhile."""
+    given_up: bool = False
+    """One of its turns was forgotten meanwhile: there is no such version, the others wait."""
 
 
 class Learner:
@@ -204,7 +206,7 @@ class Learner:
         await asyncio.to_thread(self._holder.hold, owner, await self._book.live_name(owner))
         with self._setbacks.blaming(names, partial(self._aside.update, names)):
             outcome = await self._learn_from_groups(owner, ready, names)
-        if outcome is not None:
+        if outcome is not None and not outcome.given_up:
             await self._attempts.set_used(owner, names, outcome.version.name)
         return outcome
 
@@ -287,7 +289,7 @@ class Learner:
         was cut short goes on where it was. It ends with a version that a pause holds back.
         """
         done: list[Outcome] = []
-        for batch in batches:
+        for batch in _cut(batches, self._training.batch_size):
             names = [turn.id for turn in batch]
             key = "\n".join(names)
             if key in self._aside or (done and done[-1].held_back):
@@ -346,12 +348,17 @@ class Learner:
             created=time.time(),
         )
         await asyncio.to_thread(self._files.write, version, self._trainer.save_adapter)
-        await asyncio.to_thread(self._holder.save, owner, name)
+        try:
+            await asyncio.to_thread(self._holder.save, owner, name)
+        except OSError:
+            # Or else each try would leave a folder on a disk that is full.
+            await asyncio.to_thread(self._files.remove, owner, name)
+            raise
         report = await asyncio.to_thread(
             self._gate.decide, name, live, old=old, new=new, answers=answers, held=held, batch=fits
         )
         live_now = False
-        if not await self._book.add(version):
+        if given_up := not await self._book.add(version):
             log.info("%s is given up: one of its turns was forgotten meanwhile", name)
             report = replace(report, accepted=False)
             await asyncio.to_thread(self._files.remove, owner, name)
@@ -359,7 +366,7 @@ class Learner:
             live_now = await self._publish(version, report, live)
         if not report.accepted:
             self._trainer.load_state(before)
-        self._gate.remember(owner, *((name, new) if report.accepted else (live, old)))
+        self._gate.remember(owner, *((name, new) if report.accepted else (live, old)), held)
         self._holder.holds_now(owner, name if report.accepted else live)
         await self._prune(owner)
         await asyncio.to_thread(give_back)
@@ -367,7 +374,12 @@ class Learner:
         log.info("%s in %.1f s: %s", name, seconds, "; ".join(report.reasons))
         held_back = report.accepted and not live_now
         return Outcome(
-            version=version, report=report, metrics=metrics, seconds=seconds, held_back=held_back
+            version=version,
+            report=report,
+            metrics=metrics,
+            seconds=seconds,
+            held_back=held_back,
+            given_up=given_up,
         )
 
     async def _publish(self, version: Version, report: GateReport, live: str) -> bool:
@@ -404,6 +416,14 @@ class Learner:
         kept = {one.name for one in line[:2]}
         kept |= {one.name for one in await self._book.versions(owner) if _may_go_live(one)}
         await asyncio.to_thread(self._holder.keep, owner, kept)
+
+
+def _cut(batches: Sequence[Sequence[Turn]], size: int) -> Iterator[Sequence[Turn]]:
+    """Batches of today's size: those of a version may have been larger. Attempts stay together."""
+    for batch in batches:
+        played = any(turn.group is not None for turn in batch)
+        step = len(batch) if played else size
+        yield from (batch[at : at + step] for at in range(0, len(batch), max(1, step)))
 
 
 def _may_go_live(version: Version) -> bool:

@@ -30,11 +30,15 @@ class TrainerStates:
         file = self._file(owner, name)
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         part = file.with_suffix(".part")
-        with part.open("wb") as out:
-            torch.save(state, out)
-            out.flush()
-            os.fsync(out.fileno())
-        part.replace(file)
+        try:
+            with part.open("wb") as out:
+                torch.save(state, out)
+                out.flush()
+                os.fsync(out.fileno())
+            part.replace(file)
+        except (OSError, RuntimeError) as error:  # torch has the latter for a full disk
+            part.unlink(missing_ok=True)
+            raise OSError(f"the optimiser's state cannot be written to {file}: {error}") from error
 
     def load(self, owner: str, name: str) -> dict[str, Any] | None:
         """The state after that version; None where there is none that can be read."""

@@ -117,7 +117,7 @@ class VersionFiles:
             raise _damaged(owner, name, f"{MANIFEST} cannot be read: {error}") from error
         try:
             found = _from_json(json.loads(text))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise _damaged(owner, name, f"{MANIFEST} is no manifest: {error!r}") from error
         if (found.version.owner, found.version.name) != (owner, name):
             said = f"{found.version.name} of {found.version.owner}"
@@ -196,6 +196,9 @@ def _from_json(found: dict[str, Any]) -> Manifest:
         raise ValueError(f"expected format {_FORMAT}")
     files = {str(name): str(digest) for name, digest in found.pop("files").items()}
     turns = tuple(found.pop("turns"))
+    for one in ("metrics", "config"):
+        if not isinstance(found.get(one, {}), dict):
+            raise TypeError(f"expected an object for {one}")
     return Manifest(version=Version(turns=turns, **found), files=files)
 
 

@@ -136,6 +136,10 @@ class VersionBook:
         """A version and all it came from, newest first; ends before the base."""
         return await self._store.read(lambda c: lineage.ancestry(known_versions(c, owner), name))
 
+    async def ages(self, owner: str) -> dict[str, int]:
+        """How many versions of the live line came after each version, in that line or not."""
+        return await self._store.read(lambda c: _ages(c, owner))
+
     async def turns(self, owner: str, name: str) -> list[str]:
         """All turns that a version was trained on, those of its ancestors first."""
 
@@ -232,6 +236,16 @@ def known_versions(connection: sa.Connection, owner: str) -> dict[str, Version]:
     query = sa.select(versions).where(versions.c.owner == owner).order_by(versions.c.number)
     rows = connection.execute(query).mappings().all()
     return {row["name"]: lineage.decode(row, ()) for row in rows}
+
+
+def _ages(connection: sa.Connection, owner: str) -> dict[str, int]:
+    known = known_versions(connection, owner)
+    line = {one.name for one in lineage.ancestry(known, lineage.live_name(connection, owner))}
+    ages, since = {}, 0
+    for name in reversed(known):
+        ages[name] = since
+        since += name in line
+    return {**ages, BASE_VERSION: since}
 
 
 def _count_up(connection: sa.Connection, owner: str) -> int:

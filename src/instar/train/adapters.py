@@ -40,6 +40,17 @@ class Change:
         return out_OI
 
 
+def write(tensors: dict[str, Tensor], file: Path) -> None:
+    """Write the tensors of an adapter. A full disk is an OSError, as everywhere else."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{file.name} cannot be written: {error}") from error
+
+
 def read(folder: Path, file: str) -> dict[str, Change]:
     """The changes in PEFT's folder form, by the name of their layer."""
     from safetensors.torch import load_file

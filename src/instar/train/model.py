@@ -157,7 +157,6 @@ class Model:
             whole.save(self._base, self._untouched(), folder, WEIGHTS_FILE)
             return
         from peft import get_peft_model_state_dict
-        from safetensors.torch import save_file
 
         config = self.peft.peft_config["default"]
         inference, config.inference_mode = config.inference_mode, True
@@ -165,7 +164,7 @@ class Model:
         config.inference_mode = inference
         tensors = get_peft_model_state_dict(self.peft, save_embedding_layers=False)
         plain = {name: one.detach().cpu().contiguous() for name, one in tensors.items()}
-        save_file(plain, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        adapters.write(plain, folder / WEIGHTS_FILE)
 
     def load_adapter(self, folder: Path) -> None:
         """Go on from an adapter that `save` wrote, perhaps for another shape of what is trained."""

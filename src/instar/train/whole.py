@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from instar.train import adapters
 
 _KEY = "base_model.model.{name}.lora_{half}.weight"
 
@@ -65,7 +66,7 @@ def save(model: Any, base: Any, folder: Path, file: str) -> None:
         # An adapter is applied as alpha / rank of its product.
         tensors[_KEY.format(name=name, half="B")] *= rank / largest
     config.save_pretrained(str(folder))
-    save_file(tensors, folder / file, metadata={"format": "pt"})
+    adapters.write(tensors, folder / file)
 
 
 def _factors(change: Tensor) -> tuple[Tensor, Tensor]:
