@@ -95,6 +95,10 @@ class TrainingConfig(Section):
     """Longest gradient; a longer one is scaled down to it."""
     weight_decay: float = Field(default=0.0, ge=0)
     """How strongly weights are drawn to zero."""
+    anchors: int = Field(default=8, ge=0)
+    """Answers of the retention set, none that the gate looks at, that each step is held to."""
+    anchor_weight: float = Field(default=1.0, ge=0)
+    """Weight of the KL from the base on those of them that have become less likely; 0 is off."""
     importance_cap: float = Field(default=2.0, gt=0)
     """Largest weight of a token that the newest version finds likelier than the one it is from."""
     loss_mean: Literal["turn", "token"] = "turn"

@@ -12,12 +12,16 @@ from instar.config import TrainingConfig
 from instar.learn.batches import hinted_prompt
 from instar.publish.agreement import Fit
 from instar.publish.gate import Correction, Reference, Tried
+from instar.train.anchors import Anchor
 from instar.train.losses import Teacher
 from instar.train.step import TorchTrainer
 from instar.types import Hint, Turn
 
 Teachers = dict[tuple[str, tuple[int, ...]], Teacher]
 """By turn and hinted prompt."""
+
+_APART = 8
+"""How far apart in the retention set references are that are looked at together."""
 
 
 def corrections(
@@ -132,3 +136,22 @@ def reference_ids(
     """A reference's question as a prompt, and its answer."""
     prompt = renderer.render([{"role": "user", "content": one.question}]).ids
     return prompt, (*renderer.encode(one.answer), *renderer.eos_ids[:1])
+
+
+def anchor(one: Reference, renderer: ChatRenderer) -> Anchor:
+    """A reference that a policy is held to, not measured by."""
+    prompt, _ = reference_ids(one, renderer)
+    return Anchor(prompt_ids=prompt, reply_ids=renderer.encode(one.answer))
+
+
+def measured_and_others(
+    every: Sequence[Reference], wanted: int
+) -> tuple[Sequence[Reference], Sequence[Reference]]:
+    """As many references as the gate looks at, of all kinds, and those that it never sees.
+
+    Neighbours are of one kind; among the others that come next to each other they are mixed.
+    """
+    wanted = min(wanted, len(every))
+    measured = [every[at * len(every) // wanted] for at in range(wanted)]
+    others = [one for one in every if one not in measured]
+    return measured, [one for first in range(_APART) for one in others[first::_APART]]

@@ -14,6 +14,7 @@ from instar.config import Config
 from instar.errors import InstarError, StoreError
 from instar.learn.judging import open_worker, pause
 from instar.learn.learner import Learner, Outcome
+from instar.learn.measure import anchor, measured_and_others
 from instar.learn.troubles import Troubles
 from instar.loop import model_folder, store_url
 from instar.publish.gate import retention_set
@@ -86,22 +87,22 @@ def _taken(file: IO[bytes]) -> bool:
 def make_learner(config: Config, home: Path, folder: Path, store: TurnStore) -> Learner:
     """Load the model to train; takes seconds."""
     training = config.training
-    every = retention_set()
-    wanted = training.gate_references
-    step = max(1, len(every) // wanted) if wanted else 1
+    measured, others = measured_and_others(retention_set(), training.gate_references)
+    renderer = ChatRenderer.from_folder(
+        folder, tokenizer=config.model.tokenizer_path, tool_parser=config.gateway.tool_parser
+    )
+    anchors = [anchor(one, renderer) for one in others]
     return Learner(
-        TorchTrainer(folder, training, dtype=training.dtype),
+        TorchTrainer(folder, training, dtype=training.dtype, anchors=anchors),
         training=training,
-        renderer=ChatRenderer.from_folder(
-            folder, tokenizer=config.model.tokenizer_path, tool_parser=config.gateway.tool_parser
-        ),
+        renderer=renderer,
         book=VersionBook(store),
         judged=JudgedTurns(store),
         files=VersionFiles.of_home(home),
         turns=store.turns,
         attempts=AttemptBook(store),
         rollout=config.rollout,
-        references=every[::step][:wanted],
+        references=measured,
         folder=home / "training",
         max_tokens=training.max_tokens,
     )

@@ -49,7 +49,7 @@ class WeightsReader:
 
     def __init__(self, model: Model, training: TrainingConfig) -> None:
         self.model, self.training = model, training
-        self._chunk = losses.chunk_size(model.vocab)
+        self.chunk = losses.chunk_size(model.vocab)
 
     @torch.no_grad()
     def logprobs(
@@ -64,11 +64,11 @@ class WeightsReader:
         first, tree = len(prompt_ids), path(prompt_ids, sampled_ids)
         with self.model.frozen() if weights == "base" else self.model.reading() as view:
             found_M = losses.logprobs(
-                self._head(view),
+                self.head_of(view),
                 self.model.hidden(view, tree)[first - 1 : -1],
-                targets_M=self._longs(sampled_ids),
-                temperatures_M=self._floats([temperature] * len(sampled_ids)),
-                chunk=self._chunk,
+                targets_M=self.longs(sampled_ids),
+                temperatures_M=self.floats([temperature] * len(sampled_ids)),
+                chunk=self.chunk,
             )
         return tuple(found_M.tolist())
 
@@ -80,13 +80,13 @@ class WeightsReader:
         """
         previous = sample.tree.previous()
         with self.model.reading() as view:
-            before_M = self._longs([previous[at] for at in sample.at])
+            before_M = self.longs([previous[at] for at in sample.at])
             found_M = losses.logprobs(
-                self._head(view),
+                self.head_of(view),
                 self.model.hidden(view, sample.tree)[before_M],
-                targets_M=self._longs([sample.tree.ids[at] for at in sample.at]),
-                temperatures_M=self._floats([1.0] * len(sample.at)),
-                chunk=self._chunk,
+                targets_M=self.longs([sample.tree.ids[at] for at in sample.at]),
+                temperatures_M=self.floats([1.0] * len(sample.at)),
+                chunk=self.chunk,
             )
         return tuple(found_M.tolist())
 
@@ -100,11 +100,11 @@ class WeightsReader:
         at = list(range(len(prompt_ids), len(tree.ids)))
         with self.model.frozen() as view:
             found_M = losses.logprobs(
-                self._head(view),
-                self.model.hidden(view, tree)[self._longs([previous[one] for one in at])],
-                targets_M=self._longs([tree.ids[one] for one in at]),
-                temperatures_M=self._floats([1.0] * len(at)),
-                chunk=self._chunk,
+                self.head_of(view),
+                self.model.hidden(view, tree)[self.longs([previous[one] for one in at])],
+                targets_M=self.longs([tree.ids[one] for one in at]),
+                temperatures_M=self.floats([1.0] * len(at)),
+                chunk=self.chunk,
             )
         sizes = [len(one) for one in endings]
         return [float(part.sum()) for part in torch.split(found_M, sizes)]
@@ -118,7 +118,7 @@ class WeightsReader:
         with self.model.frozen() as view:
             hidden_TD = self.model.hidden(view, path(hinted_ids, sampled_ids))
             return losses.Teacher(
-                head=self._head(view),
+                head=self.head_of(view),
                 hinted_MD=hidden_TD[len(hinted_ids) - 1 : -1],
                 temperature=self.training.teacher_temperature,
             )
@@ -133,7 +133,7 @@ class WeightsReader:
         """How the frozen base moves where it reads each of these prompts instead."""
         out = []
         with self.model.frozen() as view:
-            head = self._head(view)
+            head = self.head_of(view)
 
             def read(ids: Sequence[int]) -> Tensor:
                 return self.model.hidden(view, path(ids, sampled_ids))[len(ids) - 1 : -1]
@@ -144,9 +144,9 @@ class WeightsReader:
                     head,
                     plain_MD,
                     teacher=losses.Teacher(head=head, hinted_MD=read(other), temperature=1.0),
-                    targets_M=self._longs(sampled_ids),
-                    temperatures_M=self._floats([1.0] * len(sampled_ids)),
-                    chunk=self._chunk,
+                    targets_M=self.longs(sampled_ids),
+                    temperatures_M=self.floats([1.0] * len(sampled_ids)),
+                    chunk=self.chunk,
                     kind="forward",
                 )
                 gains = (found.theirs_M - found.logprobs_M).tolist()
@@ -165,15 +165,15 @@ class WeightsReader:
     ) -> AgainstTeacher:
         """Some weights against the teacher that has read the hint, on a reply with a verdict."""
         plain = path(prompt_ids, sampled_ids)
-        ones_M = self._floats([1.0] * len(sampled_ids))
+        ones_M = self.floats([1.0] * len(sampled_ids))
         with self.model.frozen() if weights == "base" else self.model.reading() as view:
             found = losses.taught(
-                self._head(view),
+                self.head_of(view),
                 self.model.hidden(view, plain)[len(prompt_ids) - 1 : -1],
                 teacher=teacher,
-                targets_M=self._longs(sampled_ids),
+                targets_M=self.longs(sampled_ids),
                 temperatures_M=ones_M,
-                chunk=self._chunk,
+                chunk=self.chunk,
             )
         agreed_M = losses.agreement(verdict * ones_M, found, dissent=self.training.dissent)
         return AgainstTeacher(
@@ -185,9 +185,9 @@ class WeightsReader:
     def _before(self, sample: Sample) -> Tensor:
         """Where each trained token's logits come from."""
         previous = sample.tree.previous()
-        return self._longs([previous[at] for at in sample.at])
+        return self.longs([previous[at] for at in sample.at])
 
-    def _head(self, view: View) -> losses.Head:
+    def head_of(self, view: View) -> losses.Head:
         if (weight_VD := view.product) is not None:
             return LinearHead(weight_VD)
 
@@ -197,10 +197,10 @@ class WeightsReader:
 
         return logits
 
-    def _longs(self, values: Sequence[int]) -> Tensor:
+    def longs(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=self.model.device)
 
-    def _floats(self, values: Sequence[float]) -> Tensor:
+    def floats(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=self.model.device)
 
 

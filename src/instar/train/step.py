@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from instar.config import TrainingConfig
 from instar.errors import ModelError
 from instar.train import losses
+from instar.train.anchors import Anchor, Anchors
 from instar.train.linear import LinearHead, Summary
 from instar.train.model import Model, View
 from instar.train.reading import WeightsReader, path
@@ -51,9 +52,12 @@ class TorchTrainer(WeightsReader):
         device: str = "auto",
         dtype: str = "auto",
         seed: int = 0,
+        anchors: Sequence[Anchor] = (),
     ) -> None:
+        """With `anchors`, each step also holds the policy to some of these answers."""
         super().__init__(Model(folder, training, device=device, dtype=dtype, seed=seed), training)
         self.steps = 0
+        self._anchors = Anchors(self, anchors)
         self._value: nn.Linear | None = None
         if self.training.value_head:
             self._value = nn.Linear(self.model.hidden_size, 1).to(self.model.device)
@@ -88,6 +92,9 @@ class TorchTrainer(WeightsReader):
             raise ValueError("the batch has no turn with credit; there is nothing to train on")
         self._optimizer.zero_grad(set_to_none=True)
         sums = self.accumulate(batch, teachers)
+        held = self._anchors.accumulate(
+            self.steps, count=self.training.anchors, weight=self.training.anchor_weight
+        )
         norm = float(
             nn.utils.clip_grad_norm_(self._parameters.values(), self.training.clip_grad_norm)
         )
@@ -100,7 +107,9 @@ class TorchTrainer(WeightsReader):
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self.steps += 1
-        return _metrics(batch, sums) | {"grad_norm": norm, "lr": rate, "skipped": 1.0 - sound}
+        return (
+            _metrics(batch, sums) | held | {"grad_norm": norm, "lr": rate, "skipped": 1.0 - sound}
+        )
 
     def accumulate(self, batch: Batch, teachers: Sequence[_Lesson | None] = ()) -> Counter[str]:
         """Add the gradients of a batch to the parameters, one forward pass a sample."""
@@ -183,7 +192,7 @@ class TorchTrainer(WeightsReader):
         """The sample's share of the batch's loss, and what its metrics are made of."""
         hidden_TD = self.model.hidden(self.model.policy, sample.tree)
         hidden_MD = hidden_TD[self._before(sample)]
-        weights_M = self._floats(weights)
+        weights_M = self.floats(weights)
         logprobs_M, found = self._read(sample, lesson, hidden_MD)
         advantages_M = self._advantages(sample, lesson, found)
         policy, terms = self._policy_loss(sample, logprobs_M, advantages_M, weights_M)
@@ -197,9 +206,9 @@ class TorchTrainer(WeightsReader):
         self, sample: Sample, lesson: _Lesson | None, hidden_MD: Tensor
     ) -> tuple[Tensor, losses.Taught | None]:
         """Log-probs of all trained tokens, and what a teacher says where there is one."""
-        head = self._head(self.model.policy)
-        targets_M = self._longs([sample.tree.ids[at] for at in sample.at])
-        temperatures_M = self._floats(sample.temperatures)
+        head = self.head_of(self.model.policy)
+        targets_M = self.longs([sample.tree.ids[at] for at in sample.at])
+        temperatures_M = self.floats(sample.temperatures)
         frozen = not self.model.trains_head
         if lesson is None:
             found_M = losses.logprobs(
@@ -207,7 +216,7 @@ class TorchTrainer(WeightsReader):
                 hidden_MD,
                 targets_M=targets_M,
                 temperatures_M=temperatures_M,
-                chunk=self._chunk,
+                chunk=self.chunk,
                 frozen=frozen,
             )
             return found_M, None
@@ -217,7 +226,7 @@ class TorchTrainer(WeightsReader):
             teacher=lesson.teacher,
             targets_M=targets_M[lesson.at_M],
             temperatures_M=temperatures_M[lesson.at_M],
-            chunk=self._chunk,
+            chunk=self.chunk,
             top_k=self.training.opd_top_k,
             kind=self.training.divergence,
         )
@@ -226,7 +235,7 @@ class TorchTrainer(WeightsReader):
             hidden_MD[lesson.others_M],
             targets_M=targets_M[lesson.others_M],
             temperatures_M=temperatures_M[lesson.others_M],
-            chunk=self._chunk,
+            chunk=self.chunk,
             frozen=frozen,
         )
         order_M = torch.cat((lesson.at_M, lesson.others_M)).argsort()
@@ -236,7 +245,7 @@ class TorchTrainer(WeightsReader):
         self, sample: Sample, lesson: _Lesson | None, found: losses.Taught | None
     ) -> Tensor:
         """What each trained token is worth, once its teacher has been heard."""
-        advantages_M = self._floats(sample.advantages)
+        advantages_M = self.floats(sample.advantages)
         if lesson is not None and found is not None:
             heard_M = losses.blamed(advantages_M[lesson.at_M], found, blame=self.training.blame)
             advantages_M[lesson.at_M] = heard_M
@@ -247,7 +256,7 @@ class TorchTrainer(WeightsReader):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         found = losses.policy_loss(
             logprobs_M,
-            recorded_M=self._floats(sample.logprobs),
+            recorded_M=self.floats(sample.logprobs),
             advantages_M=advantages_M,
             clip_low=self.training.ppo_clip_ratio,
             clip_high=self.training.ppo_clip_ratio_high,
@@ -272,9 +281,9 @@ class TorchTrainer(WeightsReader):
             zero = weights_M.new_zeros(())
             return zero, {"distill_loss": zero, "distill_kl_sum": zero}
         at_M = lesson.at_M
-        wanted_M = weights_M[at_M] * self._floats(sample.distill_weights)[at_M]
+        wanted_M = weights_M[at_M] * self.floats(sample.distill_weights)[at_M]
         wanted_M = wanted_M * losses.agreement(
-            self._floats(sample.advantages)[at_M], found, dissent=self.training.dissent
+            self.floats(sample.advantages)[at_M], found, dissent=self.training.dissent
         )
         clipped_M = losses.clipped_kl(found.divergence_M, self.training.opd_clip)
         loss = (wanted_M * clipped_M).sum()
@@ -286,11 +295,11 @@ class TorchTrainer(WeightsReader):
         entries = [at for at, weight in enumerate(sample.distill_weights) if weight]
         if not entries or sample.hinted is None:
             return None
-        at_M = self._longs(entries)
+        at_M = self.longs(entries)
         others = sorted(set(range(len(sample.at))) - set(entries))
         with self.model.frozen() as view:
             teacher = losses.Teacher(
-                head=self._head(view),
+                head=self.head_of(view),
                 hinted_MD=self._hinted(view, sample, entries),
                 temperature=self.training.teacher_temperature,
             )
@@ -302,7 +311,7 @@ class TorchTrainer(WeightsReader):
             teacher = replace(teacher, hinted_MD=torch.lerp(teacher.hinted_MD, own_MD, share))
         return _Lesson(
             at_M=at_M,
-            others_M=self._longs(others),
+            others_M=self.longs(others),
             teacher=self._summary(sample, entries, teacher) or teacher,
         )
 
@@ -310,7 +319,7 @@ class TorchTrainer(WeightsReader):
         """Hidden states before these trained tokens, where the hint has been read."""
         assert sample.hinted is not None
         previous = sample.hinted.previous()
-        before_M = self._longs([previous[sample.hinted_at[entry]] for entry in entries])
+        before_M = self.longs([previous[sample.hinted_at[entry]] for entry in entries])
         return self.model.hidden(view, sample.hinted)[before_M]
 
     def _summary(
@@ -319,12 +328,12 @@ class TorchTrainer(WeightsReader):
         """What all steps on a batch need of its teacher, made once; None where that is not all."""
         if self.training.divergence != "forward" or self.training.opd_top_k:
             return None
-        if not isinstance(self._head(self.model.policy), LinearHead):
+        if not isinstance(self.head_of(self.model.policy), LinearHead):
             return None  # a head that is trained has to be read with its logits
         return teacher.summary(
-            targets_M=self._longs([sample.tree.ids[sample.at[entry]] for entry in entries]),
-            temperatures_M=self._floats([sample.temperatures[entry] for entry in entries]),
-            chunk=self._chunk,
+            targets_M=self.longs([sample.tree.ids[sample.at[entry]] for entry in entries]),
+            temperatures_M=self.floats([sample.temperatures[entry] for entry in entries]),
+            chunk=self.chunk,
         )
 
     def _value_loss(self, sample: Sample, hidden_MD: Tensor) -> Tensor:
@@ -337,8 +346,8 @@ class TorchTrainer(WeightsReader):
         hidden_PD = hidden_MD.detach()[[first[turn] for turn in known]].float()
         return losses.value_loss(
             self._value(hidden_PD)[:, 0],
-            old_P=self._floats([sample.values[turn] or 0.0 for turn in known]),
-            returns_P=self._floats([sample.returns[turn] or 0.0 for turn in known]),
+            old_P=self.floats([sample.values[turn] or 0.0 for turn in known]),
+            returns_P=self.floats([sample.returns[turn] or 0.0 for turn in known]),
             clip=self.training.value_clip_ratio if self.training.value_clip else None,
         ).sum()
 
