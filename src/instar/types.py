@@ -311,6 +311,24 @@ class Tree:
         if end != len(self.ids):
             raise ValueError(f"the segments cover {end} of {len(self.ids)} ids")
 
+    @classmethod
+    def joined(cls, trees: Sequence[Tree]) -> Tree:
+        """Trees side by side as one forest."""
+        segments: list[Segment] = []
+        tokens = 0
+        for tree in trees:
+            first = len(segments)
+            segments += [
+                Segment(start + tokens, length, parent + first if parent >= 0 else -1)
+                for start, length, parent in _plain(tree.segments)
+            ]
+            tokens += len(tree.ids)
+        return cls(
+            ids=tuple(value for tree in trees for value in tree.ids),
+            positions=tuple(value for tree in trees for value in tree.positions),
+            segments=tuple(segments),
+        )
+
     def previous(self) -> tuple[int, ...]:
         """Index of the token before each one along its path; -1 at a root."""
         out = list(range(-1, len(self.ids) - 1))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from instar.types import Sample, Segment, Tree
+from instar.types import Sample, Tree
 
 
 def pack(samples: Sequence[Sample], *, max_tokens: int, parts: int = 1) -> tuple[Sample, ...]:
@@ -42,7 +42,7 @@ def join(samples: Sequence[Sample]) -> Sample:
     hinted = [sample.hinted for sample in samples if sample.hinted is not None]
     valued = any(sample.values for sample in samples)
     return Sample(
-        tree=join_trees(trees),
+        tree=Tree.joined(trees),
         turns=tuple(turn for sample in samples for turn in sample.turns),
         at=_shifted([sample.at for sample in samples], [len(tree.ids) for tree in trees]),
         turn_index=_shifted(
@@ -52,7 +52,7 @@ def join(samples: Sequence[Sample]) -> Sample:
         advantages=tuple(value for sample in samples for value in sample.advantages),
         distill_weights=tuple(value for sample in samples for value in sample.distill_weights),
         temperatures=tuple(value for sample in samples for value in sample.temperatures),
-        hinted=join_trees(hinted) if hinted else None,
+        hinted=Tree.joined(hinted) if hinted else None,
         hinted_at=_hinted_at(samples) if hinted else (),
         values=tuple(v for one in samples for v in one.values or _unknown(one)) if valued else (),
         returns=tuple(v for one in samples for v in one.returns or _unknown(one)) if valued else (),
@@ -61,24 +61,6 @@ def join(samples: Sequence[Sample]) -> Sample:
 
 def _unknown(sample: Sample) -> tuple[None, ...]:
     return (None,) * len(sample.turns)
-
-
-def join_trees(trees: Sequence[Tree]) -> Tree:
-    """Trees side by side as one forest."""
-    segments: list[Segment] = []
-    tokens = 0
-    for tree in trees:
-        first = len(segments)
-        segments += [
-            Segment(one.start + tokens, one.length, one.parent + first if one.parent >= 0 else -1)
-            for one in tree.segments
-        ]
-        tokens += len(tree.ids)
-    return Tree(
-        ids=tuple(value for tree in trees for value in tree.ids),
-        positions=tuple(value for tree in trees for value in tree.positions),
-        segments=tuple(segments),
-    )
 
 
 def _hinted_at(samples: Sequence[Sample]) -> tuple[int, ...]:

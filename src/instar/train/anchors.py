@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from instar.batch.pack import join_trees
 from instar.train import losses
 from instar.train.linear import LinearHead
 from instar.train.reading import WeightsReader, path
@@ -103,7 +102,7 @@ class Anchors:
             first = start + len(one.prompt_ids) - 1
             before += range(first, first + len(one.reply_ids))
             start += _length(one)
-        return join_trees([path(one.prompt_ids, one.reply_ids) for one in some]), before
+        return Tree.joined([path(one.prompt_ids, one.reply_ids) for one in some]), before
 
 
 def _length(one: Anchor) -> int:
