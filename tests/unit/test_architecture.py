@@ -17,7 +17,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 STAGES = ("gateway", "record", "judge", "batch", "train", "publish")
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("types",),
-    ("errors", "text", "ids", "synthetic"),
+    ("errors", "text", "ids", "synthetic", "threads"),
     ("protocols",),
     ("config_section", "config_training", "config", "config_yaml", "config_nearest", "config_load"),
     STAGES,

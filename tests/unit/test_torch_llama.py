@@ -23,6 +23,7 @@ from transformers import (
 
 from instar.backends.torch_llama import fits
 from instar.backends.torch_model import Model, Work, open_model
+from instar.threads import at_most
 
 SMALL = {
     "vocab_size": 97,
@@ -66,10 +67,8 @@ def poisoned_memory() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
     """Small products gain nothing from more, and wait for each other on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with at_most(1):
+        yield
 
 
 @pytest.fixture(params=MODELS, scope="module")

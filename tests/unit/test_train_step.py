@@ -21,6 +21,7 @@ from instar.batch.credit import Credit, Judged
 from instar.batch.merge import merge, temperature_of
 from instar.batch.pack import pack
 from instar.errors import ModelError
+from instar.threads import at_most
 from instar.train.step import TorchTrainer
 from instar.types import Batch
 
@@ -30,10 +31,9 @@ Turns = Sequence[tuple[Judged, Credit]]
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
     """Products this small take longer to share out than to do."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with pytest.MonkeyPatch.context() as patch, at_most(1):
+        patch.setattr("instar.train.model.most_threads", lambda: 1)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -24,9 +24,9 @@ from instar.backends import torch_wire as wire
 from instar.backends.torch_lora import read_adapter
 from instar.backends.torch_model import Model, Work, open_model, set_threads
 from instar.backends.torch_schedule import Scheduler, make_reply
-from instar.backends.torch_threads import Pace, read_usage
 from instar.errors import ModelError
 from instar.text import TextDecoder
+from instar.threads import Pace, read_usage
 from instar.types import BASE_VERSION
 
 WARM_UP_TOKENS = 8

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from instar.batch.render import ChatRenderer
 from instar.config import Config
@@ -262,6 +259,4 @@ async def _agreement(store: TurnStore, person: Person, said: Sequence[Said]) -> 
 
 
 def _reader(config: Config, folder: Path) -> Reader:
-    # Half of the cores: threads that wait for each other on busy ones take many times as long.
-    torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
     return Reader(TorchTrainer(folder, config.training), ChatRenderer.from_folder(folder))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from instar.errors import ModelError
 from instar.judge.next_state import Case
+from instar.threads import at_most
 
 if TYPE_CHECKING:
     import torch
@@ -52,15 +53,11 @@ class Encoder:
         framed = [self._frame(case) for case in cases]
         order = sorted(range(len(cases)), key=lambda at: len(framed[at][0]))
         rows: list[torch.Tensor | None] = [None] * len(cases)
-        before = torch.get_num_threads()
-        torch.set_num_threads(self._threads)
-        try:
+        with at_most(self._threads):
             for at in range(0, len(order), BATCH):
                 part = order[at : at + BATCH]
                 for index, row in zip(part, self._read([framed[i] for i in part]), strict=True):
                     rows[index] = row
-        finally:
-            torch.set_num_threads(before)
         return torch.stack([row for row in rows if row is not None])
 
     def _read(self, framed: Sequence[tuple[list[int], int, int]]) -> list[torch.Tensor]:

@@ -21,6 +21,7 @@ from instar.judge.features import features
 from instar.judge.head import CLAMP, LABELS, Head, HeadInfo
 from instar.judge.next_state import Case
 from instar.judge.report import Agreement, agreement
+from instar.threads import at_most
 
 if TYPE_CHECKING:
     import torch
@@ -168,13 +169,9 @@ def fit_features(
     if Counter(labels[train].tolist()).keys() != set(range(len(LABELS))):
         raise ConfigError("The cases to train on must hold all of the labels 1, 0 and -1")
     say(f"Training {recipe.networks} networks on {len(train)} cases")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # these matrices are too small to share: waiting would cost more
-    try:
+    with at_most(1):  # these matrices are too small to share: waiting would cost more
         temperature = _temperature(hidden[train], words[train], labels[train], recipe)
         tensors = _train(hidden[train], words[train], labels[train], recipe)
-    finally:
-        torch.set_num_threads(before)
     info = HeadInfo(
         layers=recipe.layers,
         context=recipe.context,

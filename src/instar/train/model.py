@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from instar.config import TrainingConfig
 from instar.errors import ModelError
+from instar.threads import Pace, most_threads, read_usage
 from instar.train import adapters, attention, fused, lora, whole
 from instar.train.limits import Limit, limit_of
 from instar.types import Tree
@@ -71,6 +72,9 @@ class Model:
         self.folder = folder
         self.device = _device(device)
         self.dtype = _dtype(dtype, self.device)
+        # On a GPU the threads hardly matter: one reading, and nothing changes.
+        limit = most_threads() if self.device.type == "cpu" else 1
+        self._pace = Pace(limit, read=read_usage)
         self._frozen_copy: Any = None
         base = self._open()
         self.peft: Any = _with_adapter(base, training, seed) if training.use_lora else None
@@ -131,6 +135,7 @@ class Model:
 
     def hidden(self, view: View, tree: Tree) -> Tensor:
         """The last hidden state of each token, [T, D]."""
+        self._keep_pace()
         layout = attention.layout_of(tree, device=self.device, dtype=self.dtype)
         if self.limit is not None and layout.depth > self.limit.tokens:
             raise ModelError(f"A sequence of {layout.depth} tokens is longer than {self.limit}.")
@@ -143,6 +148,12 @@ class Model:
             )
         hidden_TD: Tensor = out.last_hidden_state[0]
         return hidden_TD
+
+    def _keep_pace(self) -> None:
+        """Whoever else computes in this process may have set another number of threads."""
+        threads = self._pace.check()
+        if self.device.type == "cpu" and threads != torch.get_num_threads():
+            torch.set_num_threads(threads)
 
     def precision(self) -> Any:
         """PEFT's own layers keep float32 adapters beside a bfloat16 base and need a cast."""

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from instar.backends.torch_threads import Pace, Usage, read_usage
+import pytest
+import torch
+from sampled_turns import tiny_llama
+
+from instar.config import TrainingConfig
+from instar.threads import Pace, Usage, at_most, most_threads, read_usage
+from instar.train.model import Model
+from instar.train.reading import WeightsReader
 
 
 def pace(limit: int, *, own: float, idle: float, wall: float = 1.0) -> int:
@@ -53,3 +60,31 @@ def test_the_real_reading_moves_forward() -> None:
     assert second.wall > first.wall
     assert second.own >= first.own
     assert second.idle >= first.idle
+
+
+def test_fewer_threads_for_a_while_and_then_all_again() -> None:
+    most = most_threads()
+    with at_most(1), at_most(most + 1):
+        assert torch.get_num_threads() == most  # never more than PyTorch takes by itself
+    with pytest.raises(ValueError, match="in between"), at_most(1):
+        assert torch.get_num_threads() == 1
+        raise ValueError("in between")
+    assert torch.get_num_threads() == most
+
+
+def test_a_trainer_takes_the_threads_that_there_are_cores_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where somebody else in its process has set another number meanwhile."""
+    told = iter([2, 2, 1])
+    monkeypatch.setattr("instar.threads.Pace.check", lambda _: next(told))
+    reader = WeightsReader(
+        Model(tiny_llama(tmp_path), TrainingConfig(), device="cpu", dtype="float32", seed=0),
+        TrainingConfig(),
+    )
+    seen = []
+    for _ in range(3):
+        with at_most(1):
+            reader.logprobs((1, 2), (3,), temperature=1.0)
+            seen.append(torch.get_num_threads())
+    assert seen == [2, 2, 1]

@@ -2,15 +2,17 @@
 
 The threads of a product wait for each other dozens of times a token. Where one of them does not
 get its core, all of them stand still: beside a busy trainer, two threads on two cores were 30
-times slower than one. So the worker takes as many threads as there are cores for it.
+times slower than one. So engine and trainer take as many threads as there are cores for them.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 WINDOW_S = 0.3
@@ -65,3 +67,27 @@ def read_usage() -> Usage | None:
     # Columns: name, user, nice, system, idle, iowait, ...
     idle = sum(int(columns[4]) + int(columns[5]) for columns in fields if columns[0] in cores)
     return Usage(wall=time.perf_counter(), own=time.process_time(), idle=idle / ticks)
+
+
+@cache
+def most_threads() -> int:
+    """What PyTorch takes by itself, asked before anybody makes it fewer."""
+    import torch
+
+    return torch.get_num_threads()
+
+
+@contextmanager
+def at_most(threads: int) -> Iterator[None]:
+    """PyTorch with so many threads meanwhile, for products that are too small to share.
+
+    It has one number for a process: other threads that compute set theirs at each step.
+    """
+    import torch
+
+    before = most_threads()
+    torch.set_num_threads(min(threads, before))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
