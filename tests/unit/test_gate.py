@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as runs
@@ -20,6 +21,7 @@ from instar.publish.gate import (
     Measured,
     Reference,
     Tried,
+    _paired,
     decide,
     retention_set,
 )
@@ -95,14 +97,33 @@ def test_a_little_past_the_teacher_is_fine_while_the_bad_reply_gets_rarer() -> N
 
 
 @pytest.mark.parametrize(
-    ("turns", "may_lose"), [(1, 0.0792), (2, 0.0396), (4, 0.0198), (8, 0.0198)]
+    ("turns", "may_lose"), [(1, 0.0792), (2, 0.0198), (4, 0.0198), (8, 0.0198)]
 )
-def test_few_corrections_may_lose_more(turns: int, may_lose: float) -> None:
-    """log(1.02) = 0.0198 is the tolerance for four and more."""
+def test_one_correction_alone_may_lose_more(turns: int, may_lose: float) -> None:
+    """log(1.02) = 0.0198 is the tolerance for two and more."""
     old = corrections([0.5] * turns)
     base = Measured(corrections=old)
     assert gate(old, corrections([0.499 + may_lose] * turns), base=base).accepted
     assert not gate(old, corrections([0.501 + may_lose] * turns), base=base).accepted
+
+
+def test_three_that_all_lose_a_little_may_do_so_by_chance() -> None:
+    """Drawn again they all lose, in each drawing; Student's t with two degrees is not so sure."""
+    lost = [0.01, 0.06, 0.105]
+    for again, accepted in ((1, True), (4, False)):
+        old = corrections([0.5] * 3 * again)
+        new = corrections([0.5 + one for one in lost * again])
+        report = gate(old, new, base=Measured(corrections=old))
+        assert report.accepted is accepted
+        assert report.wanted_kl is not None and (report.wanted_kl.low < 0) is accepted
+
+
+@pytest.mark.parametrize("turns", [2, 3, 4, 8, 16])
+def test_chance_alone_is_taken_for_worse_in_one_case_of_twenty(turns: int) -> None:
+    chance = np.random.default_rng(turns)
+    drawn = chance.normal(size=(600, turns))
+    surely = [_paired([0.0] * turns, list(one), margin=0.0).worse for one in drawn]
+    assert 0.02 <= np.mean(surely) <= 0.08
 
 
 def test_an_update_may_give_back_a_quarter_of_what_was_gained_on_the_base() -> None:

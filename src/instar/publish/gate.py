@@ -18,8 +18,9 @@ The rules, all of which must hold:
   Worse means two things at once: the mean over the turns is worse than
   the live version's by more than the tolerance, and it is not by chance, that is, 95 of 100
   paired resamplings of the turns say worse too (bootstrap; the same turns are compared, so that
-  easy and hard ones cancel). Fewer than four turns say little even then, and one cannot be
-  resampled at all: the tolerance is four times as large for one, twice for two.
+  easy and hard ones cancel). Few turns vary less when they are drawn again than new ones would:
+  what lies between is made wider by as much as Student's t is wider than the normal curve. One
+  turn cannot be resampled at all: the tolerance is four times as large.
   The tolerance is at least a quarter of what the live version has gained on the base there: a
   first update often goes too far, and old replies drift apart from new ones that please as
   well. What is left is never below the base.
@@ -62,6 +63,10 @@ T = TypeVar("T")
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
+NORMAL, STUDENT = 1.645, (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
+"""What 95 of 100 lie below: of the normal curve, and of Student's t with 1, 2, ... degrees."""
+ALONE = 4.0
+"""How many times the tolerance a single turn may lose."""
 GIVE_BACK = 0.25
 """Share of what was gained on held-out turns that one update may give back."""
 ASTRAY = 1.0
@@ -133,7 +138,7 @@ class Comparison:
     candidate: float
     low: float
     high: float
-    """Between these lie 90 of 100 resampled differences (candidate - live)."""
+    """Between these lie 90 of 100 differences (candidate - live), by resampling."""
     worse: bool
     better: bool = False
     """By more than the tolerance, and not by chance; between the two it is as before."""
@@ -256,7 +261,7 @@ def _verdicts(
 
     def compared(measure: str) -> Comparison | None:
         gained = _gained(base.corrections, before, lambda one: float(getattr(one, measure)))
-        wide = margin * max(1.0, ENOUGH / max(1, turns))
+        wide = margin * (ALONE if turns == 1 else 1.0)
         return _compare(before, after, measure, wide, may_lose=GIVE_BACK * gained)
 
     return {
@@ -394,8 +399,11 @@ def _paired(
     chance = np.random.default_rng(len(live))
     drawn = chance.integers(0, len(live), size=(RESAMPLES, len(live)))
     means = differences[drawn].mean(axis=1)
-    low, high = (float(np.quantile(means, q)) for q in (1 - CONFIDENCE, CONFIDENCE))
-    change = float(differences.mean())
+    change, wider = float(differences.mean()), _wider(len(live))
+    low, high = (
+        change + wider * (float(np.quantile(means, q)) - change)
+        for q in (1 - CONFIDENCE, CONFIDENCE)
+    )
     return Comparison(
         live=fmean(live),
         candidate=fmean(candidate),
@@ -404,6 +412,15 @@ def _paired(
         worse=change > max(margin, may_lose) and low > 0,
         better=change < -margin and high < 0,
     )
+
+
+def _wider(turns: int) -> float:
+    """By how much the means of so many turns vary more than resampling shows."""
+    free = turns - 1
+    if not free:
+        return 1.0
+    t = STUDENT[free - 1] if free <= len(STUDENT) else NORMAL + (NORMAL**3 + NORMAL) / (4 * free)
+    return math.sqrt(turns / free) * t / NORMAL
 
 
 def _in_words(name: str, found: Comparison) -> str:
