@@ -311,10 +311,37 @@ def test_synthetic_text_is_taken_out(text: str, left: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "vote"), [("👍", 1), ("👎", -1), ("👍👍", 1), ("👍 but no", None), ("ok", None)]
+    ("text", "vote"),
+    [
+        ("👍", 1),
+        ("👎", -1),
+        ("👍👍", 1),
+        ("👌", 1),
+        ("👍🏽👍🏽 !", 1),
+        ("😍🔥", 1),
+        ("🙄", -1),
+        ("👎👍", None),
+        ("👍 but no", None),
+        ("ok", None),
+        ("Wow, thanks for nothing.", -1),
+        ("Thanks for nothing, sleep-wise: you were bang on.", None),
+        ("Nein, es soll sich reimen.", -1),
+        ("Nee, het moet rijmen.", -1),
+        ("Nej, den ska rimma", -1),
+        ("いいえ、韻を踏んでください。", -1),
+        ("Nein, das ist perfekt so.", None),
+        ("Nee, geen probleem.", None),
+        ("Nein.", None),
+        ("No, it has to rhyme.", None),
+    ],
 )
-def test_rules_read_thumbs(text: str, vote: int | None) -> None:
-    assert rule_vote(Case(request="", response="", next=text)) == vote
+def test_rules_read_what_leaves_nothing_to_guess(text: str, vote: int | None) -> None:
+    assert rule_vote(Case(request="", response="A poem.", next=text)) == vote
+
+
+def test_a_no_to_a_question_is_an_answer() -> None:
+    case = Case(request="", response="Soll er sich reimen?", next="Nein, lieber ein freier Vers.")
+    assert rule_vote(case) is None
 
 
 OWN = """
