@@ -136,6 +136,7 @@ async def test_a_failing_judge_is_no_verdict_and_says_so() -> None:
     opinion = await judge.opinion(turn([said("Thanks!")]))
     assert opinion is not None
     assert opinion.failed
+    assert opinion.problem == "RuntimeError: down"
     undecided = await panel([1, -1]).opinion(turn([said("Hm.")]))
     assert undecided is not None
     assert not undecided.failed

@@ -242,7 +242,9 @@ def test_scoring_says_so_where_the_judge_cannot_be_asked(
         app, ["judge", "score", str(file), "--output", str(output), "--home", str(tmp_path)]
     )
     assert found.exit_code == 1
-    assert "in.jsonl:1: the judge could not be asked: nobody is there" in found.stderr
+    assert (
+        "in.jsonl:1: the judge could not be asked: ConnectionError: nobody is there" in found.stderr
+    )
     row = json.loads(output.read_text())
     assert (row["label"], row["votes"]) == (None, [None])
 
