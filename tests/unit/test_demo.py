@@ -155,6 +155,13 @@ async def test_a_person_may_take_their_time_and_await_something(tmp_path: Path) 
     assert load_person(str(file), seed=0).respond("a", "So") == "So? No!"
 
 
+def test_a_file_may_import_its_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "beside_the_person.py").write_text("prompts = ['a', 'b', 'c']\n")
+    file = tmp_path / "me.py"
+    file.write_text(f"from beside_the_person import prompts\n{BOTH}")
+    assert sorted((one := load_person(str(file), seed=0)).asked + one.kept) == ["a", "b", "c"]
+
+
 def test_a_file_may_have_dataclasses_and_draw_its_prompts(tmp_path: Path) -> None:
     file = tmp_path / "me.py"
     file.write_text(

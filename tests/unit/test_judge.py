@@ -390,6 +390,17 @@ async def test_an_own_class_judges(tmp_path: Path, name: str) -> None:
     assert opinion.failed
 
 
+async def test_an_own_class_may_import_its_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "beside_the_judge.py").write_text("GOOD = 1\n")
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from beside_the_judge import GOOD\n\n\nclass Reward:\n"
+        "    def compute_reward(self, prompt, response, next_feedback):\n        return GOOD\n"
+    )
+    voter = load_custom(CustomJudge(path=f"{file}:Reward"))
+    assert await voter.votes(Case(request="", response="", next="x"), 1) == [1]
+
+
 async def test_an_own_class_that_hangs_takes_no_thread_from_others(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(
