@@ -40,6 +40,8 @@ def hint(text: str) -> str | None:
         ("ugh", None),
         ("No lists.", "No lists."),
         ("No, the Danube flows there.", "The Danube flows there."),
+        ("Nee, het moet rijmen.", "Het moet rijmen."),
+        ("Нет, нужно в рифму.", "Нужно в рифму."),
         ("No lists but keep it short.", "No lists but keep it short."),
         ("Good, but too long.", "Too long."),
         ("Start with the answer.", "Start with the answer."),

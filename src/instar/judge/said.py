@@ -21,7 +21,8 @@ _FILLER = re.compile(
     r"^(?:(?:ok(?:ay)?|hm+|um+|uh+|hey|hi|hello|please|pls|sorry|honestly|wow|oh|ugh+|lol|argh+|"
     r"omg|good grief|bitte)\b[\s,.!:;–—-]*"
     # Before a comma these greet, thank or judge; before a word they belong to it: "No lists".
-    r"|(?:well|so|yes|no+|nope|nah|look|actually|great|good|nice|cool|lovely|perfect|nein|non|"
+    r"|(?:well|so|yes|no+|nope|nah|look|actually|great|good|nice|cool|lovely|perfect|"
+    r"nein|non|nee|nej|nei|não|nie|нет|ні|hayır|"
     r"thanks?(?: you)?|danke(?: dir| schön| sehr)?|merci(?: beaucoup)?|(?:muchas )?gracias|"
     r"grazie(?: mille)?|obrigad[oa])\b\s*(?:[,.!:;–—-]+\s*|$))+",
     re.IGNORECASE,
@@ -67,7 +68,9 @@ _EMPTY = re.compile(
     r"almost|nearly|close)\W*$",
     re.IGNORECASE,
 )
-_DENIED = re.compile(r"\W*(?:no+|nope|nah|nein|non)\s*[,.!:;–—-]", re.IGNORECASE)
+_DENIED = re.compile(
+    r"\W*(?:no+|nope|nah|nein|non|nee|nej|nei|não|nie|нет|ні|hayır)\s*[,.!:;–—-]", re.IGNORECASE
+)
 _REFERS = re.compile(
     r"(?:that|this)(?:'s| is| was) (?:exactly |all |really |just )*what i"
     r"(?:'m| am|'d| was| want\w*| asked| meant| need\w*| would)\b(?: (?:trying|asking|to|find|out|"
