@@ -55,6 +55,26 @@ def test_hints_keep_what_should_be_different(text: str, words: str | None) -> No
 
 
 @pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        # A question that finds something missing wants it.
+        ("No emojis? Sad.", "Use emojis."),
+        ("Only two lines? I need more.", "Answer in detail. I need more."),
+        ("No emojis.", "Do not use emojis."),
+        ("Only two lines, please.", "Answer in two lines."),
+        ("A list would be much easier to read.", "Answer with a list."),
+        ("An example would help here.", "Give an example."),
+        ("Make it easier to read.", "Use simple words."),
+        ("Yawn. Throw in a joke.", "Throw in a joke."),
+        ("So serious. Lighten up.", "Lighten up."),
+        ("Don't say 'it depends'. Pick one.", "Don't say 'it depends'. Pick one."),
+    ],
+)
+def test_what_is_missing_is_wished_for(text: str, told: str) -> None:
+    assert hint(text) == told
+
+
+@pytest.mark.parametrize(
     ("text", "order"),
     [
         ("Too long, no lists please.", "Keep the answer short. Do not use lists."),

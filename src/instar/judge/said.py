@@ -81,6 +81,15 @@ _FRAME = re.compile(
     r"usual|love|a word|case|that|this|it|you)\b)(?:an? )?[\w°-]+(?: [\w-]+){0,2}\W*$"
 )
 """A few words that can only say how it is wanted: "in celsius", "without sugar"."""
+_IMPERATIVE = re.compile(
+    r"^(?:and |so |now |then |just |maybe |at least )*(?:throw|slip|sprinkle|lighten|loosen|cheer|"
+    r"calm|number|split|break|spell|group|rank|expand|elaborate|commit|pick|choose|get|go|try|come|"
+    r"rephrase|reword|rewrite|paraphrase|shorten|lengthen|simplify|summari[sz]e|trim|tighten|"
+    r"clarify|highlight|underline|capitali[sz]e|provide|offer|consider|remember|assume|treat|limit|"
+    r"finish|wrap|tone|dial|imagine|pretend|link|refer)\b"
+    r"(?! (?:again|it|that|this|on|away|wrong|over|home|lost|figure|to hell)\b)"
+)
+"""Verbs that begin an instruction, beside those by which the judge was trained (`wishes.asks`)."""
 _PLEASE = re.compile(r"\b(?!(?:yes|no|again|thanks|ok)\b)\w+,? (?:please|pls|plz)\W*$")
 _SPELT = re.compile(
     r"\b(one|two|three|four|five|six|ten|\d+)\. ?(sentences?|lines?|words?|paragraphs?)(?=[.!])",
@@ -205,7 +214,7 @@ def _told(part: str) -> bool:
         return True
     if (words >= 2 and asks(text)) or read(part).orders:
         return True
-    if _FRAME.match(text) or _PLEASE.search(text):
+    if _FRAME.match(text) or _PLEASE.search(text) or (words >= 2 and _IMPERATIVE.match(text)):
         return True
     # Scripts without spaces have no words to count.
     unspaced = len(part) >= 4 and not part.isascii()
