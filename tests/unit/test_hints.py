@@ -16,7 +16,8 @@ from instar.judge.hints import (
     wish_words,
 )
 from instar.judge.next_state import Case
-from instar.judge.wishes import split
+from instar.judge.orders import sentences
+from instar.judge.wishes import read, split
 
 
 def hint(text: str) -> str | None:
@@ -61,6 +62,8 @@ def test_hints_keep_what_should_be_different(text: str, words: str | None) -> No
         ("No emojis? Sad.", "Use emojis."),
         ("Only two lines? I need more.", "Answer in detail. I need more."),
         ("No emojis.", "Do not use emojis."),
+        ("No greeting? Rude.", None),
+        ("A summary at the end would be great.", "A summary at the end would be great."),
         ("Only two lines, please.", "Answer in two lines."),
         ("A list would be much easier to read.", "Answer with a list."),
         ("An example would help here.", "Give an example."),
@@ -70,8 +73,29 @@ def test_hints_keep_what_should_be_different(text: str, words: str | None) -> No
         ("Don't say 'it depends'. Pick one.", "Don't say 'it depends'. Pick one."),
     ],
 )
-def test_what_is_missing_is_wished_for(text: str, told: str) -> None:
+def test_what_is_missing_is_wished_for(text: str, told: str | None) -> None:
     assert hint(text) == told
+
+
+@pytest.mark.parametrize(
+    ("text", "order"),
+    [
+        ("Not enough emojis.", None),
+        ("No fewer than five examples.", None),
+        ("Don't drop the examples next time.", None),
+        ("Please never leave out the examples.", None),
+        ("Don't stop using lists.", "Answer with a list."),
+        ("Not just a list, explain it.", None),
+        ("Two sentences is too few.", None),
+        ("One word answers are useless.", None),
+        ("One sentence is enough.", "Answer in one sentence."),
+        ("At least three sentences.", "Answer in at least three sentences."),
+        ("Don't use lists.", "Do not use lists."),
+        ("Stop using lists.", "Do not use lists."),
+    ],
+)
+def test_an_order_is_never_the_contrary_of_what_is_wished(text: str, order: str | None) -> None:
+    assert sentences(read(text).orders) == ([] if order is None else [order])
 
 
 @pytest.mark.parametrize(

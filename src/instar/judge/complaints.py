@@ -130,7 +130,8 @@ def complaint(sentence: str, *, mocked: bool = False) -> tuple[Order, ...] | Non
     if scornful(text):
         return against(text)
     if (missed := _MISSED.match(text)) is not None:
-        return read(f"use {missed['wish'] or missed['none']} please").orders or None
+        orders = read(f"use {missed['wish'] or missed['none']} please").orders
+        return orders or (None if missed["wish"] else ())  # quoted, "No title?" forbids one
     if _LITTLE.match(text):
         return read("too short").orders
     if (how := _SO.match(text)) is not None and (orders := read(f"too {how['how']}").orders):

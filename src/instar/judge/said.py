@@ -90,6 +90,10 @@ _IMPERATIVE = re.compile(
     r"(?! (?:again|it|that|this|on|away|wrong|over|home|lost|figure|to hell)\b)"
 )
 """Verbs that begin an instruction, beside those by which the judge was trained (`wishes.asks`)."""
+_NICE = re.compile(
+    r"\bwould (?:be|have been) (?:\w+ )?(?:great|nice|good|lovely|helpful|better|perfect|ideal|"
+    r"useful)\b|\bcould (?:do with|use|have used) "
+)
 _PLEASE = re.compile(r"\b(?!(?:yes|no|again|thanks|ok)\b)\w+,? (?:please|pls|plz)\W*$")
 _SPELT = re.compile(
     r"\b(one|two|three|four|five|six|ten|\d+)\. ?(sentences?|lines?|words?|paragraphs?)(?=[.!])",
@@ -214,7 +218,12 @@ def _told(part: str) -> bool:
         return True
     if (words >= 2 and asks(text)) or read(part).orders:
         return True
-    if _FRAME.match(text) or _PLEASE.search(text) or (words >= 2 and _IMPERATIVE.match(text)):
+    if (
+        _FRAME.match(text)
+        or _NICE.search(text)
+        or _PLEASE.search(text)
+        or (words >= 2 and _IMPERATIVE.match(text))
+    ):
         return True
     # Scripts without spaces have no words to count.
     unspaced = len(part) >= 4 and not part.isascii()
