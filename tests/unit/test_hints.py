@@ -86,6 +86,8 @@ def test_what_is_missing_is_wished_for(text: str, told: str | None) -> None:
         ("Please never leave out the examples.", None),
         ("Don't stop using lists.", "Answer with a list."),
         ("Not just a list, explain it.", None),
+        ("Not only the code, explain it too.", None),
+        ("An apology would be nice.", None),
         ("Two sentences is too few.", None),
         ("One word answers are useless.", None),
         ("One sentence is enough.", "Answer in one sentence."),

@@ -53,6 +53,8 @@ _NOT = r"(?<!\w)(?:not|never|don't|dont|do not|please don't) (?:ever |please )?"
 _TWICE = re.compile(_NOT + r"(?:stop|drop|remove|avoid|skip|leave out|omit|quit|forget|lose)(?!\w)")
 _AGAIN = re.compile(_NOT + r"$")
 """Denied twice is not denied: "don't drop the examples"."""
+_PARTLY = re.compile(r" (?:[a-z]+ )?enough\b| (?:just|only|merely|simply|fewer|less)\b")
+"""After a denial that forbids nothing: "not enough emojis", "not just a list"."""
 _CLAUSE = re.compile(r"[,;:.!?()\n–—。、,;:!?]| - |\bbut\b")
 _SCORNED = re.compile(
     r" ?(?:answers?|replies|responses)? ?(?:is|are|was|were) (?:just |simply |way |far |really )*"
@@ -164,7 +166,7 @@ def _found(text: str) -> Iterator[tuple[Order, list[Span]]]:
         # "Why no examples?" wants some.
         for match in _all(None if _WHY.match(text) else wish.unwanted, text):
             for start, middle, end in strong:
-                if middle <= match.start() < end:
+                if middle <= match.start() < end and not _PARTLY.match(text, middle):
                     yield wish.order, [(start, middle), match.span()]
         for match in _all(wish.parts, text):
             yield wish.order, [match.span()]
