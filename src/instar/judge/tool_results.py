@@ -22,6 +22,7 @@ _LINES, _SHORT = 3, 200
 """With fewer lines and characters it may be a message of the tool itself."""
 _GUESSED_BAD = ("http_bad", "denied", "missing", "down")
 _GUESSED_GOOD = ("http_good", "success")
+_BAD = frozenset(("error", "exception", "failed_count", "flag_bad", "waiting", *_GUESSED_BAD))
 _ERROR = re.compile(
     r"^traceback \(most recent call last\)"
     # "ValueError: x", "error[E0382]: y", "fatal error: z", but not "error: none"
@@ -55,12 +56,17 @@ _SHELL = re.compile(
     re.MULTILINE,
 )
 """What a shell says where a step before the last failed."""
-_PLACED = re.compile(r"\d{4}-\d\d-\d\d[t ]\d\d:\d\d|[^\s:]+:\d+[:-]|[^\s:]*[./][^\s:]*:(?! \S)")
-"""How a line of a log begins, and one that a search found in a file; a tool's message does not."""
+_PLACED = re.compile(
+    r"\d{4}-\d\d-\d\d[t ]\d\d:\d\d|[^\s:]+:\d+[:-]|[^\s:]*[./][^\s:]*:(?! \S)|[-+](?= {2}|\w)"
+)
+"""How a line of a log begins, one that a search found in a file, and one of a comparison; a tool's
+message does not."""
 _FALSE = ("ok", "success", "successful", "succeeded")
 _TRUE = ("iserror", "is_error")
 _PROBLEMS = ("error", "errors", "warnings")
 _SAYS = ("status", "result")
+_ENVELOPES = ("result", "response")
+"""Objects in which another says how it went, as in JSON-RPC."""
 _HTTP = ("status", "statuscode", "status_code", "httpstatus", "http_status")
 
 
@@ -91,6 +97,8 @@ def read_result(result: ToolResult) -> Reading:
             return Reading(vote=vote, sure=True, shapes=shapes)
     if shows and (sure := _is_content(text)) is not None:
         return Reading(vote=1, sure=sure, shapes=shapes)
+    if _is_found(text, values, shapes):
+        return Reading(vote=1, sure=True, shapes=shapes)
     if _ERROR.search(text):
         return Reading(vote=-1, sure=not shows, shapes=shapes)
     return Reading(vote=_guess(shapes), sure=False, shapes=shapes)
@@ -136,10 +144,18 @@ def _answer(call: str, text: str, found: Statuses) -> int | None:
 
 def _by_flags(values: Sequence[Any], *, shows: bool) -> int | None:
     """What the tool's own objects say of themselves: {"ok": false}, {"error": "no such city"}."""
-    votes = [_flag(value) for value in values if isinstance(value, dict)]
+    said = [value for value in values if isinstance(value, dict)]
+    inner = (value.get(name) for value in said for name in _ENVELOPES)
+    votes = [_flag(value) for value in (*said, *(one for one in inner if isinstance(one, dict)))]
     if -1 in votes:
         return -1
     return 1 if 1 in votes and not shows else None
+
+
+def _is_found(text: str, values: Sequence[Any], shapes: frozenset[str]) -> bool:
+    """Whether this is a list with something in it, and nothing in it speaks of trouble."""
+    is_list = len(values) == 1 and isinstance(values[0], list) and text.rstrip().endswith("]")
+    return is_list and any(values[0]) and not shapes & _BAD
 
 
 def _flag(value: Mapping[str, Any]) -> int | None:
@@ -160,7 +176,8 @@ def _flag(value: Mapping[str, Any]) -> int | None:
 
 def _code(named: Mapping[str, Any]) -> int | None:
     """What a status of HTTP says in an object."""
-    found = [one for name in _HTTP if isinstance(one := named.get(name), int)]
+    said = [str(named.get(name)) for name in _HTTP]
+    found = [int(one) for one in said if re.fullmatch(r"\d{3}", one)]
     return next(
         (1 if one < 300 else -1 for one in found if 200 <= one < 300 or 400 <= one < 600), None
     )
