@@ -383,3 +383,15 @@ def test_the_chart_is_whole_and_shows_what_was_measured() -> None:
     assert [len(points) for points in lines] == [3, 2, 2]
     # From the bottom (0) to four fifths of the way up: 360 - 56 and 248 x 0.8 above it.
     assert [float(point.split(",")[1]) for point in lines[1]] == [304.0, pytest.approx(105.6)]
+
+
+def test_scores_of_any_size_stay_on_the_chart() -> None:
+    looks = [
+        Measured(updates=at, style=style, on_topic=0.9, words=9, answers=())
+        for at, style in ((0, -3.0), (8, 10.0))
+    ]
+    text = chart(looks, title="mine")
+    root = ElementTree.fromstring(text)
+    lines = [one.attrib["points"].split() for one in root.iter() if one.tag.endswith("polyline")]
+    assert [float(point.split(",")[1]) for point in lines[0]] == [304.0, 56.0]
+    assert ">10.0</text>" in text
