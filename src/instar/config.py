@@ -224,7 +224,7 @@ class LlmJudge(Section):
 
 
 class RulesJudge(Section):
-    """Exit codes, shapes of errors and thumbs; everything else is no verdict."""
+    """Exit codes, shapes of errors, thumbs and what is as plain; everything else is no verdict."""
 
     type: Literal["rules"] = "rules"
     """Which judge reads what happened next."""

@@ -155,6 +155,13 @@ async def test_a_person_may_take_their_time_and_await_something(tmp_path: Path) 
     assert load_person(str(file), seed=0).respond("a", "So") == "So? No!"
 
 
+def test_a_file_may_import_its_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "beside_the_person.py").write_text("prompts = ['a', 'b', 'c']\n")
+    file = tmp_path / "me.py"
+    file.write_text(f"from beside_the_person import prompts\n{BOTH}")
+    assert sorted((one := load_person(str(file), seed=0)).asked + one.kept) == ["a", "b", "c"]
+
+
 def test_a_file_may_have_dataclasses_and_draw_its_prompts(tmp_path: Path) -> None:
     file = tmp_path / "me.py"
     file.write_text(
@@ -376,3 +383,15 @@ def test_the_chart_is_whole_and_shows_what_was_measured() -> None:
     assert [len(points) for points in lines] == [3, 2, 2]
     # From the bottom (0) to four fifths of the way up: 360 - 56 and 248 x 0.8 above it.
     assert [float(point.split(",")[1]) for point in lines[1]] == [304.0, pytest.approx(105.6)]
+
+
+def test_scores_of_any_size_stay_on_the_chart() -> None:
+    looks = [
+        Measured(updates=at, style=style, on_topic=0.9, words=9, answers=())
+        for at, style in ((0, -3.0), (8, 10.0))
+    ]
+    text = chart(looks, title="mine")
+    root = ElementTree.fromstring(text)
+    lines = [one.attrib["points"].split() for one in root.iter() if one.tag.endswith("polyline")]
+    assert [float(point.split(",")[1]) for point in lines[0]] == [304.0, 56.0]
+    assert ">10.0</text>" in text

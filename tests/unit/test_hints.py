@@ -16,7 +16,8 @@ from instar.judge.hints import (
     wish_words,
 )
 from instar.judge.next_state import Case
-from instar.judge.wishes import split
+from instar.judge.orders import sentences
+from instar.judge.wishes import read, split
 
 
 def hint(text: str) -> str | None:
@@ -40,6 +41,8 @@ def hint(text: str) -> str | None:
         ("ugh", None),
         ("No lists.", "No lists."),
         ("No, the Danube flows there.", "The Danube flows there."),
+        ("Nee, het moet rijmen.", "Het moet rijmen."),
+        ("Нет, нужно в рифму.", "Нужно в рифму."),
         ("No lists but keep it short.", "No lists but keep it short."),
         ("Good, but too long.", "Too long."),
         ("Start with the answer.", "Start with the answer."),
@@ -50,6 +53,51 @@ def hint(text: str) -> str | None:
 )
 def test_hints_keep_what_should_be_different(text: str, words: str | None) -> None:
     assert wish_words(text) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        # A question that finds something missing wants it.
+        ("No emojis? Sad.", "Use emojis."),
+        ("Only two lines? I need more.", "Answer in detail. I need more."),
+        ("No emojis.", "Do not use emojis."),
+        ("No greeting? Rude.", None),
+        ("A summary at the end would be great.", "A summary at the end would be great."),
+        ("Only two lines, please.", "Answer in two lines."),
+        ("A list would be much easier to read.", "Answer with a list."),
+        ("An example would help here.", "Give an example."),
+        ("Make it easier to read.", "Use simple words."),
+        ("Yawn. Throw in a joke.", "Throw in a joke."),
+        ("So serious. Lighten up.", "Lighten up."),
+        ("Don't say 'it depends'. Pick one.", "Don't say 'it depends'. Pick one."),
+    ],
+)
+def test_what_is_missing_is_wished_for(text: str, told: str | None) -> None:
+    assert hint(text) == told
+
+
+@pytest.mark.parametrize(
+    ("text", "order"),
+    [
+        ("Not enough emojis.", None),
+        ("No fewer than five examples.", None),
+        ("Don't drop the examples next time.", None),
+        ("Please never leave out the examples.", None),
+        ("Don't stop using lists.", "Answer with a list."),
+        ("Not just a list, explain it.", None),
+        ("Not only the code, explain it too.", None),
+        ("An apology would be nice.", None),
+        ("Two sentences is too few.", None),
+        ("One word answers are useless.", None),
+        ("One sentence is enough.", "Answer in one sentence."),
+        ("At least three sentences.", "Answer in at least three sentences."),
+        ("Don't use lists.", "Do not use lists."),
+        ("Stop using lists.", "Do not use lists."),
+    ],
+)
+def test_an_order_is_never_the_contrary_of_what_is_wished(text: str, order: str | None) -> None:
+    assert sentences(read(text).orders) == ([] if order is None else [order])
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,7 @@ async def test_a_failing_judge_is_no_verdict_and_says_so() -> None:
     opinion = await judge.opinion(turn([said("Thanks!")]))
     assert opinion is not None
     assert opinion.failed
+    assert opinion.problem == "RuntimeError: down"
     undecided = await panel([1, -1]).opinion(turn([said("Hm.")]))
     assert undecided is not None
     assert not undecided.failed
@@ -311,10 +312,37 @@ def test_synthetic_text_is_taken_out(text: str, left: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "vote"), [("👍", 1), ("👎", -1), ("👍👍", 1), ("👍 but no", None), ("ok", None)]
+    ("text", "vote"),
+    [
+        ("👍", 1),
+        ("👎", -1),
+        ("👍👍", 1),
+        ("👌", 1),
+        ("👍🏽👍🏽 !", 1),
+        ("😍🔥", 1),
+        ("🙄", -1),
+        ("👎👍", None),
+        ("👍 but no", None),
+        ("ok", None),
+        ("Wow, thanks for nothing.", -1),
+        ("Thanks for nothing, sleep-wise: you were bang on.", None),
+        ("Nein, es soll sich reimen.", -1),
+        ("Nee, het moet rijmen.", -1),
+        ("Nej, den ska rimma", -1),
+        ("いいえ、韻を踏んでください。", -1),
+        ("Nein, das ist perfekt so.", None),
+        ("Nee, geen probleem.", None),
+        ("Nein.", None),
+        ("No, it has to rhyme.", None),
+    ],
 )
-def test_rules_read_thumbs(text: str, vote: int | None) -> None:
-    assert rule_vote(Case(request="", response="", next=text)) == vote
+def test_rules_read_what_leaves_nothing_to_guess(text: str, vote: int | None) -> None:
+    assert rule_vote(Case(request="", response="A poem.", next=text)) == vote
+
+
+def test_a_no_to_a_question_is_an_answer() -> None:
+    case = Case(request="", response="Soll er sich reimen?", next="Nein, lieber ein freier Vers.")
+    assert rule_vote(case) is None
 
 
 OWN = """
@@ -360,6 +388,17 @@ async def test_an_own_class_judges(tmp_path: Path, name: str) -> None:
     judge = PanelJudge(voter=voter, hinter=WordHinter())
     opinion = await judge.consider(Case(request="", response="", next="boom"))
     assert opinion.failed
+
+
+async def test_an_own_class_may_import_its_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "beside_the_judge.py").write_text("GOOD = 1\n")
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from beside_the_judge import GOOD\n\n\nclass Reward:\n"
+        "    def compute_reward(self, prompt, response, next_feedback):\n        return GOOD\n"
+    )
+    voter = load_custom(CustomJudge(path=f"{file}:Reward"))
+    assert await voter.votes(Case(request="", response="", next="x"), 1) == [1]
 
 
 async def test_an_own_class_that_hangs_takes_no_thread_from_others(tmp_path: Path) -> None:

@@ -217,6 +217,15 @@ def test_only_a_newline_ends_a_line_and_a_blank_last_one_is_none(tmp_path: Path)
     assert [one.case.request for one in read_cases(file)] == ["a\u2028b\u0085c"] * 2
 
 
+def test_a_file_of_windows_and_half_a_character_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    half = json.dumps({**CASE, "next": "exit code: 1 \ud83d", "label": -1})
+    file.write_bytes(b"\xef\xbb\xbf" + half.encode() + b"\r\n")
+    (found,) = read_cases(file)
+    assert found.case.next.startswith("exit code: 1 ")
+    found.case.next.encode()
+
+
 def test_scoring_says_so_where_the_judge_cannot_be_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +242,9 @@ def test_scoring_says_so_where_the_judge_cannot_be_asked(
         app, ["judge", "score", str(file), "--output", str(output), "--home", str(tmp_path)]
     )
     assert found.exit_code == 1
-    assert "in.jsonl:1: the judge could not be asked: nobody is there" in found.stderr
+    assert (
+        "in.jsonl:1: the judge could not be asked: ConnectionError: nobody is there" in found.stderr
+    )
     row = json.loads(output.read_text())
     assert (row["label"], row["votes"]) == (None, [None])
 

@@ -115,6 +115,11 @@ def test_it_is_found_wherever_it_stands(kind: str, secret: str, frame: str) -> N
         ("The password is correcthorse1.", "correcthorse1"),
         ("login?password=hunter22&next=page2", "hunter22"),
         ("Passwort: `geheim-2024x!`", "geheim-2024x!"),
+        ("postgres://ann:correcthorse@db.example.com/shop", "correcthorse"),
+        ("git clone https://ann:s3cr3t@example.com/x.git", "s3cr3t"),
+        ("redis://:hunter22@cache:6379", "hunter22"),
+        ("Authorization: Basic dXNlcjpwYXNzd29yZDEyMw==", "dXNlcjpwYXNzd29yZDEyMw=="),
+        ("hook whsec_5WbX5kEWLlfzsGNjH64I8lOO", "whsec_5WbX5kEWLlfzsGNjH64I8lOO"),
     ],
 )
 def test_a_key_of_no_known_form_is_found_by_its_name(text: str, secret: str) -> None:
@@ -203,6 +208,8 @@ def test_it_is_found_where_words_are_not_parted_by_blanks(kind: str, text: str) 
         "secret=/run/secrets/db_password_1",
         "API token: 2023-annual-report-v2-final",
         "the primary key is customer_number_1",
+        "postgres://$USER:$PASSWORD@db and https://<user>:<password>@host",
+        "http://localhost:8080/@ann and ssh://git@example:22/x, a basic understanding_of_things",
     ],
 )
 def test_what_only_looks_like_it_stays(text: str) -> None:

@@ -140,6 +140,7 @@ exit code: 2"""
         ('shell({"command": ["bash", "-lc", "cat run.sh"]})', "#!/bin/sh\nset -e\nfail\nexit 1"),
         (shell("git log -3"), "commit 1\n    Fix: ValueError: x\nerror: y\nexit code: 1\n"),
         (shell("cat a.log"), json.dumps({"output": LOG, "metadata": {"exit_code": 0}})),
+        (shell("git diff"), '-    raise ValueError("bad")\n+    return None'),
         (shell("./run.sh"), "exit code: 0\nworker 3 exited with code 1, started again\nall fine"),
         (shell("./run.sh"), json.dumps({"exit_code": 0, "stderr": "error: exit code: 3"})),
         ('read_file({"path": "ci.json"})', '{\n "name": "a",\n "exit_code": 1,\n "b": 2\n}'),
@@ -193,6 +194,75 @@ def test_calls_stand_in_the_reply() -> None:
         "ls({})",
         'read_file({"path": "a(b)"})',
     )
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        'I will look. bash({"command": "grep -rn TODO src"})',
+        'Looking.\n[tool: bash {"command": "grep -rn TODO src"}]',
+        '<tool_call>{"name": "bash", "arguments": {"command": "grep -rn TODO src"}}</tool_call>',
+        '{"name": "bash", "arguments": {"command": "grep -rn TODO src"}}',
+        "I will look:\n```bash\ngrep -rn TODO src\n```",
+        "$ grep -rn TODO src",
+        "bash: grep -rn TODO src",
+        "grep -rn TODO src",
+    ],
+)
+def test_a_call_may_be_written_in_many_ways(response: str) -> None:
+    assert calls_in(response) == ('bash({"command": "grep -rn TODO src"})',)
+    found = "src/a.py:12: # TODO: handle errors and exceptions"
+    case = Case(request="", response=response, next=found, role="tool")
+    assert [(one.vote, one.sure) for one in readings(case)] == [(1, True)]
+
+
+@pytest.mark.parametrize(
+    "response",
+    ["", "Find attached the report.", "I fixed it.\nhead over heels", '{"name": 3}', "{", "[1]"],
+)
+def test_what_only_looks_like_a_call_is_none(response: str) -> None:
+    assert calls_in(response) == ()
+
+
+@pytest.mark.parametrize(
+    ("call", "text", "expected"),
+    [
+        (shell("grep -rn foo src"), "(no output)\n\nexit code 1", 0),
+        (shell("cd src && rg foo"), '{"stdout": "", "stderr": "", "exit_code": 1}', 0),
+        (shell("diff a b"), "1c1\n< a\n---\n> b\n\nexit code 1", 1),
+        (shell("grep foo src"), "grep: src: No such file or directory\n\nexit code 2", -1),
+        (shell("cd src && grep foo a"), "sh: 1: cd: src: not found\n\nexit code 1", -1),
+        (shell("cat a"), "\n\nexit code 1", -1),
+    ],
+)
+def test_the_status_of_a_search_is_an_answer(call: str, text: str, expected: int) -> None:
+    found = read_result(ToolResult(text=text, call=call))
+    assert (found.vote, found.sure) == (expected, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"status":"ok","replicas":3}', (1, True)),
+        ('{"result": "success"}', (1, True)),
+        ('{"status": 200, "body": "an error page"}', (1, True)),
+        ('{"statusCode": 404, "message": "gone"}', (-1, True)),
+        ('{"status": "ok", "error": "no such city"}', (-1, True)),
+        ('{"status": "ok", "results": []}', (0, False)),
+        ('{"status": 7}', (None, False)),
+        ('{"status": "201"}', (1, True)),
+        ('{"jsonrpc": "2.0", "id": 1, "result": {"ok": true}}', (1, True)),
+        ('{"result": {"isError": true, "content": []}}', (-1, True)),
+        ('[{"id": 1, "name": "a"}]', (1, True)),
+        ('[{"id": 1, "error": "no such city"}]', (-1, False)),
+        ("[[]]", (None, False)),
+        ("[1] 24118", (None, False)),
+        ('{"status": true}', (1, False)),
+    ],
+)
+def test_an_object_says_how_it_went(text: str, expected: tuple[int | None, bool]) -> None:
+    found = read_result(ToolResult(text=text))
+    assert (found.vote, found.sure) == expected
 
 
 @given(st.text(max_size=300), st.sampled_from(["", "read_file({})", shell("cat a"), "x("]))

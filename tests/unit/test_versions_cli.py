@@ -280,7 +280,7 @@ class Gateway(BaseHTTPRequestHandler):
         size = int(self.headers["content-length"])
         body = json.loads(self.rfile.read(size))
         self.server.asked.append((dict(self.headers), body))  # type: ignore[attr-defined]
-        wrong = body["model"].endswith(":v9")
+        wrong = body["model"].endswith(":v9") or self.path != "/v1/chat/completions"
         answer: dict[str, Any] = {"error": {"message": "no such model"}}
         if not wrong:
             text = f"{body['model']} says hello"
@@ -330,7 +330,8 @@ def test_diff_asks_both_versions_the_same(run: Run, stocked: Path, gateway: HTTP
     assert body["temperature"] == 0 and body["messages"][0]["content"] == "What is rain?"
     assert headers["x-no-record"] == headers["x-no-train"] == "1"
     assert headers["x-turn-type"] == "side"
-    shown = run("versions", "diff", "base", "v2", "--url", url_of(gateway))
+    bare = url_of(gateway).removesuffix("/v1")  # as a browser has it
+    shown = run("versions", "diff", "base", "v2", "--url", bare)
     assert "What is rain?" in shown and "asked for: Be brief." in shown
     refused = run("versions", "diff", "base", "v9", "--url", url_of(gateway), code=2)
     assert "refused v9 for local: no such model" in refused

@@ -56,7 +56,7 @@ def answer_both(
     """Each prompt with the answers of both versions, drawn without chance."""
     import httpx
 
-    address = (url or _address(config)).rstrip("/")
+    address = (url or _address(config)).rstrip("/").removesuffix("/v1") + "/v1"
     # What a person said is only quoted here: where they have it forgotten, no copy must be left.
     headers = {"x-no-record": "1", "x-no-train": "1", "x-turn-type": "side"}
     if key:

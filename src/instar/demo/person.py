@@ -86,6 +86,8 @@ def _load(file: Path) -> ModuleType:
         raise ConfigError(f"{file} cannot be loaded as Python")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look for their module there
+    if (folder := str(file.resolve().parent)) not in sys.path:
+        sys.path.append(folder)  # it may import its neighbours; last, so that they hide nothing
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:

@@ -15,10 +15,12 @@ _PRAISED = "#a8a29e"
 def chart(looks: Sequence[Measured], *, praised: Sequence[float] = (), title: str) -> str:
     """The chart's SVG text; `praised` is the share of good verdicts in each update's batch."""
     last = max(look.updates for look in looks) or 1
+    # A person's scores may be any numbers: the scale goes up to them, and none leaves the chart.
+    top = max(1.0, *(look.style for look in looks))
 
     def place(updates: float, share: float) -> tuple[float, float]:
         x = _EDGE + (_WIDE - 2 * _EDGE) * updates / last
-        return x, _HIGH - _EDGE - (_HIGH - 2 * _EDGE) * share
+        return x, _HIGH - _EDGE - (_HIGH - 2 * _EDGE) * max(0.0, share / top)
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDE} {_HIGH}" '
@@ -27,9 +29,9 @@ def chart(looks: Sequence[Measured], *, praised: Sequence[float] = (), title: st
         f'<text x="{_EDGE}" y="26" font-size="16">{escape(title)}</text>',
     ]
     for step in range(6):
-        x, y = place(0, step / 5)
+        x, y = place(0, top * step / 5)
         parts.append(f'<line x1="{x}" x2="{_WIDE - _EDGE}" y1="{y}" y2="{y}" stroke="#ddd"/>')
-        parts.append(f'<text x="{x - 34}" y="{y + 4}">{step / 5:.1f}</text>')
+        parts.append(f'<text x="{x - 34}" y="{y + 4}">{top * step / 5:.1f}</text>')
     for look in looks:
         x, y = place(look.updates, 0)
         parts.append(f'<text x="{x - 5}" y="{y + 20}">{look.updates}</text>')

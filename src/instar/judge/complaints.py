@@ -82,6 +82,14 @@ _MISSED = re.compile(
     r"^\W*(?:and |so |but )?why (?:(?:(?:is|are|was|were) there )?(?:no|not(?: just| simply)?)|"
     r"(?:do|did|can|could|would|is|are)(?:n't| (?:you|there) not) (?:(?:you|we|there) )?"
     r"(?:just |simply )?) ?(?P<wish>[^?]+)\?\W*$"
+    r"|^\W*(?:(?:what|wait|hey|really|seriously|still)\b[\s,.!?…]*)*(?:no|not (?:one|a single)) "
+    r"(?P<none>[^?,]+)\?\W*$"
+)
+"""What a question finds missing: "Why no examples?", "No emojis?" """
+_LITTLE = re.compile(
+    rf"^\W*(?:(?:what|wait|really|seriously)\b[\s,.!?…]*)*(?:(?:that|this)(?:'s| is) )?only "
+    rf"(?:{_SOME}|one|a single) (?:short |little )?(?:sentence|line|word|paragraph|{_UNITS})\b"
+    r"[^?,]*\?\W*$"
 )
 _SO = re.compile(
     r"^\W*(?:(?:and|but|oh|wow|ugh|well|great|nice|hm+)\b[\s,.!]*)*(?:(?:why|how come) )?"
@@ -122,7 +130,10 @@ def complaint(sentence: str, *, mocked: bool = False) -> tuple[Order, ...] | Non
     if scornful(text):
         return against(text)
     if (missed := _MISSED.match(text)) is not None:
-        return read(f"use {missed['wish']} please").orders or None
+        orders = read(f"use {missed['wish'] or missed['none']} please").orders
+        return orders or (None if missed["wish"] else ())  # quoted, "No title?" forbids one
+    if _LITTLE.match(text):
+        return read("too short").orders
     if (how := _SO.match(text)) is not None and (orders := read(f"too {how['how']}").orders):
         return orders
     if _is_rhetorical(text):

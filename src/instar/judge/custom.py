@@ -132,6 +132,8 @@ def _class(file: Path, name: str) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look for their module there
+    if (folder := str(file.resolve().parent)) not in sys.path:
+        sys.path.append(folder)  # it may import its neighbours; last, so that they hide nothing
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # somebody else's code

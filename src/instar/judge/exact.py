@@ -24,6 +24,7 @@ _AT_MOST = r"(?:(?:no|not) (?:more|longer) than|at (?:the )?most|max(?:imum)?(?:
 _AT_MOST += r"(?:less|fewer) than|below|within)"
 _COUNTED = re.compile(
     rf"(?<![\w-])(?:explain (?:(?:it|this|that) )?)?(?P<most>{_AT_MOST} )?"
+    r"(?P<least>(?:at (?:the very )?least|no (?:fewer|less) than|a minimum of) )?"
     r"(?:(?:in|to|only|just|with|about) )*"
     rf"(?:(?P<n>{_NUMBER}(?: (?:or|to) {_NUMBER}|-\d+)?) (?P<how>{_HOW})"
     r"(?P<unit>sentences?|lines?|paragraphs?|words?|bullet ?points?|bullets)"
@@ -71,7 +72,7 @@ def _counted(match: re.Match[str]) -> str:
     said = (match["how"] or match["how2"] or "").replace("brief", "short").replace(",", " ").split()
     how = " ".join(word for word in said if word not in ("single", "and", "but"))
     what = " ".join(part for part in (number, how, unit) if part)
-    most = "at most " if match["most"] or match["max"] else ""
+    most = "at most " if match["most"] or match["max"] else "at least " if match["least"] else ""
     return f"{'Use' if most and 'word' in unit else 'Answer ' + _with(unit)} {most}{what}."
 
 

@@ -100,9 +100,9 @@ def json_lines(file: Path) -> list[str]:
     """The lines of a file, without blank ones at its end. Raises OSError or UnicodeDecodeError.
 
     Only "\\n" ends one: what else Python takes for the end of a line (U+2028, U+0085) may stand
-    in a JSON string.
+    in a JSON string. A mark of the byte order, as Windows writes it, is no part of the first.
     """
-    lines = file.read_bytes().decode("utf-8").split("\n")
+    lines = file.read_bytes().decode("utf-8-sig").split("\n")
     while lines and not lines[-1].strip():
         lines.pop()
     return [line.removesuffix("\r") for line in lines]
@@ -128,7 +128,8 @@ def case_from(row: dict[str, Any]) -> Case:
     for name in ("request", "response", "next"):
         if not isinstance(row.get(name), str):
             raise ValueError(f'"{name}" is {row.get(name)!r}, expected a string')
-        texts[name] = strip(row[name])
+        # JSON may hold half of a character, which no tokenizer reads.
+        texts[name] = strip(row[name].encode("utf-8", "surrogatepass").decode("utf-8", "replace"))
     role = row.get("role", "user")
     if role not in ("user", "tool"):
         raise ValueError(f'"role" is {role!r}, expected user or tool')

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal, Protocol, cast
 
 from instar.config import Config, CustomJudge, LlmJudge, ProbeJudge
+from instar.errors import InstarError
 from instar.judge.hints import Hinter, WordHinter
 from instar.judge.next_state import Case, case_of
 from instar.types import Hint, Turn, Verdict
@@ -90,7 +91,7 @@ class PanelJudge:
             async with asyncio.timeout(self.timeout_s + HANDOVER_S):
                 votes = tuple(await self.voter.votes(case, self.count))
         except Exception as error:  # any judge may be somebody else's code
-            problem = str(error) or type(error).__name__
+            problem = _told(error)
             log.warning("No verdict: %s", problem)
             return Opinion(label=None, votes=(None,) * self.count, failed=True, problem=problem)
         mean = self.aggregation == "mean"
@@ -104,8 +105,14 @@ class PanelJudge:
             async with asyncio.timeout(self.timeout_s + HANDOVER_S):
                 return tuple(await self.hinter.hints(case, self.count))
         except Exception as error:
-            log.warning("No hint: %s", str(error) or type(error).__name__)
+            log.warning("No hint: %s", _told(error))
             return ()
+
+
+def _told(error: Exception) -> str:
+    """What failed, with its kind where the words are somebody else's: a KeyError's are a name."""
+    kind, text = type(error).__name__, str(error)
+    return text if isinstance(error, InstarError) else f"{kind}: {text}" if text else kind
 
 
 def nearest(votes: Sequence[int | None]) -> Label | None:

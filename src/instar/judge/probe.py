@@ -22,7 +22,7 @@ from instar.judge.encoder import Encoder
 from instar.judge.features import features
 from instar.judge.head import LABELS, SHIPPED, Head, load_head
 from instar.judge.next_state import Case
-from instar.judge.rules import thumb_vote
+from instar.judge.rules import plain_vote
 from instar.judge.tool_results import readings
 
 if TYPE_CHECKING:
@@ -125,9 +125,9 @@ def pooled(chances: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _plain(piece: Case) -> int | None:
-    """What needs no network: a lone thumb, a result that cannot be mistaken."""
+    """What needs no network: a lone thumb or its like, a result that cannot be mistaken."""
     if piece.role == "user":
-        return thumb_vote(piece.next)
+        return plain_vote(piece)
     (told,) = readings(piece)
     return told.vote if told.sure else None
 

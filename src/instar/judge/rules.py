@@ -1,4 +1,4 @@
-"""A judge without a model: exit codes, shapes of errors, thumbs and scores.
+"""A judge without a model: exit codes, shapes of errors, thumbs and what is as plain as those.
 
 It speaks only where a rule is sure; everything else is no vote.
 """
@@ -11,10 +11,21 @@ from dataclasses import dataclass
 
 from instar.judge.lexicon import count, lowered
 from instar.judge.next_state import Case
+from instar.judge.scorn import lone
 from instar.judge.tool_results import all_told, readings
 
-_THUMB_UP = re.compile(r"^\W*(?:👍|👏|🎉|❤️?|💯|✅|\+1|/good|thumbs up)+[\s!️🏻-🏿]*$", re.IGNORECASE)
-_THUMB_DOWN = re.compile(r"^\W*(?:👎|❌|-1|/bad|thumbs down)+[\s!️🏻-🏿]*$", re.IGNORECASE)
+_UP = "👍👏🎉💯✅👌🙌🙏💪🥳😍🤩😊😀😃😄😁😘🤗⭐🌟🔥❤♥💖💙💚💛💜🧡💕🫶🤝🏆"
+_DOWN = "👎❌😡😠🤬😤😒🙄🤦💩🖕🤮"
+_THUMB = r"^[\s>*_\"'(]*(?:(?:[{}]|{})[\s!.*_\"')\u200d\ufe0f🏻-🏿♀♂]*)+$"
+_THUMB_UP = re.compile(_THUMB.format(_UP, r"\+1|/good|thumbs up"), re.IGNORECASE)
+_THUMB_DOWN = re.compile(_THUMB.format(_DOWN, "-1|/bad|thumbs down"), re.IGNORECASE)
+_NO = re.compile(
+    r"\W*(?:nein|nee|nej|nei|nie|ne|non|não|нет|ні|hayır|nem|ei|όχι|không|bukan|tidak|לא|لا|नहीं|"
+    r"いいえ|いや|不|不是|不对|아니요?)\s*[,!.:،、，。…–—-]+\s*(?=\w)"
+)
+"""Other languages' "no" before more words; English is what the frozen model reads best."""
+_NO_HARM = re.compile(r"\b(?:probl[eèé]e?m\w*|alles|allt|alt)\b")
+_PLEASED = ("thanks", "praise", "works", "accept", "emoji_up", "pause")
 _AGAINST = {
     -1: ("thanks", "praise", "works", "accept", "emoji_up"),
     1: ("wrong", "not_working", "not_asked", "complaint", "emoji_down", "emoji_scorn"),
@@ -32,20 +43,28 @@ class RuleVoter:
 def rule_vote(case: Case) -> int | None:
     """+1, 0, -1, or None where no rule applies."""
     if case.role == "user":
-        thumb = thumb_vote(case.next)
-        if thumb is not None or not case.results:
-            return thumb
+        plain = plain_vote(case)
+        if plain is not None or not case.results:
+            return plain
     vote = all_told(readings(case))
     # The person has the last word: an error that they may have called fine is no sure thing.
     return None if case.role == "user" and _against(vote, case.next) else vote
 
 
-def thumb_vote(text: str) -> int | None:
-    """A reply that is nothing but a thumb."""
-    text = text.strip()
-    if _THUMB_DOWN.match(text):
+def plain_vote(case: Case) -> int | None:
+    """A person's reply that leaves nothing to guess; None for all others."""
+    text = lowered(case.next.strip())
+    if _THUMB_DOWN.match(text) or lone(text) or _refuses(case.response, text):
         return -1
     return 1 if _THUMB_UP.match(text) else None
+
+
+def _refuses(response: str, text: str) -> bool:
+    """Whether a reply that asked nothing is told "no" and how else, with no friendly word."""
+    asked = response.rstrip().endswith(("?", "？", "؟"))
+    if asked or not _NO.match(text) or _NO_HARM.search(text):
+        return False
+    return not any(count(text, name) for name in _PLEASED)
 
 
 def _against(vote: int | None, words: str) -> bool:

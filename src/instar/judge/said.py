@@ -21,7 +21,8 @@ _FILLER = re.compile(
     r"^(?:(?:ok(?:ay)?|hm+|um+|uh+|hey|hi|hello|please|pls|sorry|honestly|wow|oh|ugh+|lol|argh+|"
     r"omg|good grief|bitte)\b[\s,.!:;–—-]*"
     # Before a comma these greet, thank or judge; before a word they belong to it: "No lists".
-    r"|(?:well|so|yes|no+|nope|nah|look|actually|great|good|nice|cool|lovely|perfect|nein|non|"
+    r"|(?:well|so|yes|no+|nope|nah|look|actually|great|good|nice|cool|lovely|perfect|"
+    r"nein|non|nee|nej|nei|não|nie|нет|ні|hayır|"
     r"thanks?(?: you)?|danke(?: dir| schön| sehr)?|merci(?: beaucoup)?|(?:muchas )?gracias|"
     r"grazie(?: mille)?|obrigad[oa])\b\s*(?:[,.!:;–—-]+\s*|$))+",
     re.IGNORECASE,
@@ -67,7 +68,9 @@ _EMPTY = re.compile(
     r"almost|nearly|close)\W*$",
     re.IGNORECASE,
 )
-_DENIED = re.compile(r"\W*(?:no+|nope|nah|nein|non)\s*[,.!:;–—-]", re.IGNORECASE)
+_DENIED = re.compile(
+    r"\W*(?:no+|nope|nah|nein|non|nee|nej|nei|não|nie|нет|ні|hayır)\s*[,.!:;–—-]", re.IGNORECASE
+)
 _REFERS = re.compile(
     r"(?:that|this)(?:'s| is| was) (?:exactly |all |really |just )*what i"
     r"(?:'m| am|'d| was| want\w*| asked| meant| need\w*| would)\b(?: (?:trying|asking|to|find|out|"
@@ -78,6 +81,19 @@ _FRAME = re.compile(
     r"usual|love|a word|case|that|this|it|you)\b)(?:an? )?[\w°-]+(?: [\w-]+){0,2}\W*$"
 )
 """A few words that can only say how it is wanted: "in celsius", "without sugar"."""
+_IMPERATIVE = re.compile(
+    r"^(?:and |so |now |then |just |maybe |at least )*(?:throw|slip|sprinkle|lighten|loosen|cheer|"
+    r"calm|number|split|break|spell|group|rank|expand|elaborate|commit|pick|choose|get|go|try|come|"
+    r"rephrase|reword|rewrite|paraphrase|shorten|lengthen|simplify|summari[sz]e|trim|tighten|"
+    r"clarify|highlight|underline|capitali[sz]e|provide|offer|consider|remember|assume|treat|limit|"
+    r"finish|wrap|tone|dial|imagine|pretend|link|refer)\b"
+    r"(?! (?:again|it|that|this|on|away|wrong|over|home|lost|figure|to hell)\b)"
+)
+"""Verbs that begin an instruction, beside those by which the judge was trained (`wishes.asks`)."""
+_NICE = re.compile(
+    r"\bwould (?:be|have been) (?:\w+ )?(?:great|nice|good|lovely|helpful|better|perfect|ideal|"
+    r"useful)\b|\bcould (?:do with|use|have used) "
+)
 _PLEASE = re.compile(r"\b(?!(?:yes|no|again|thanks|ok)\b)\w+,? (?:please|pls|plz)\W*$")
 _SPELT = re.compile(
     r"\b(one|two|three|four|five|six|ten|\d+)\. ?(sentences?|lines?|words?|paragraphs?)(?=[.!])",
@@ -202,7 +218,12 @@ def _told(part: str) -> bool:
         return True
     if (words >= 2 and asks(text)) or read(part).orders:
         return True
-    if _FRAME.match(text) or _PLEASE.search(text):
+    if (
+        _FRAME.match(text)
+        or _NICE.search(text)
+        or _PLEASE.search(text)
+        or (words >= 2 and _IMPERATIVE.match(text))
+    ):
         return True
     # Scripts without spaces have no words to count.
     unspaced = len(part) >= 4 and not part.isascii()

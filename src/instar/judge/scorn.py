@@ -35,6 +35,12 @@ def scornful(text: str) -> bool:
     return marked(text) or _any("mocking").search(text) is not None or _mocks(text)
 
 
+def lone(text: str) -> bool:
+    """Whether a lower-case reply is nothing but words that nobody ever means: "Wow, thanks for
+    nothing." """
+    return _lone().fullmatch(text) is not None
+
+
 def bare(text: str) -> bool:
     """Whether it is nothing but an exclamation: "Lovely.", "Seriously?", "How original."."""
     words = len(re.findall(r"\w+", text))
@@ -62,6 +68,12 @@ def _opening() -> re.Pattern[str]:
         rf"\W*(?:(?:{data['before_praise']})\b[\s,.!…]*)*"
         rf"(?:{data['praise']})\b[,.!:…–—-]+ (?:{data['mocked']})\b"
     )
+
+
+@functools.cache
+def _lone() -> re.Pattern[str]:
+    said = "|".join(_data()["lone"])
+    return re.compile(rf"\W*(?:{_exclamation().pattern})?(?:{said})[\s.!…]*")
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from instar.judge.calls import only_shows
+from instar.judge.calls import only_shows, status_1
 from instar.judge.lexicon import patterns
 from instar.judge.next_state import Case, ToolResult
 from instar.judge.statuses import Statuses, around, json_values, statuses
@@ -22,6 +22,7 @@ _LINES, _SHORT = 3, 200
 """With fewer lines and characters it may be a message of the tool itself."""
 _GUESSED_BAD = ("http_bad", "denied", "missing", "down")
 _GUESSED_GOOD = ("http_good", "success")
+_BAD = frozenset(("error", "exception", "failed_count", "flag_bad", "waiting", *_GUESSED_BAD))
 _ERROR = re.compile(
     r"^traceback \(most recent call last\)"
     # "ValueError: x", "error[E0382]: y", "fatal error: z", but not "error: none"
@@ -50,8 +51,23 @@ _HEAD = re.compile(
     r"is a directory|invalid|unrecogni[sz]ed))"
 )
 _HEAD_CHARS = 300
+_SHELL = re.compile(
+    r"^(?:ba|z|da|k|)sh: |: (?:no such file|not a directory|permission denied|command not found)",
+    re.MULTILINE,
+)
+"""What a shell says where a step before the last failed."""
+_PLACED = re.compile(
+    r"\d{4}-\d\d-\d\d[t ]\d\d:\d\d|[^\s:]+:\d+[:-]|[^\s:]*[./][^\s:]*:(?! \S)|[-+](?= {2}|\w)"
+)
+"""How a line of a log begins, one that a search found in a file, and one of a comparison; a tool's
+message does not."""
 _FALSE = ("ok", "success", "successful", "succeeded")
 _TRUE = ("iserror", "is_error")
+_PROBLEMS = ("error", "errors", "warnings")
+_SAYS = ("status", "result")
+_ENVELOPES = ("result", "response")
+"""Objects in which another says how it went, as in JSON-RPC."""
+_HTTP = ("status", "statuscode", "status_code", "httpstatus", "http_status")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +89,16 @@ def read_result(result: ToolResult) -> Reading:
     shows = only_shows(result.call)
     found = around(text, values) if shows else statuses(text, values)
     shapes = _shapes(text, found)
-    for vote in (_by_status(found), _by_flags(values, shows=shows)):
+    by_status = _by_status(found)
+    if by_status == -1 and (answer := _answer(result.call, text, found)) is not None:
+        return Reading(vote=answer, sure=True, shapes=shapes)
+    for vote in (by_status, _by_flags(values, shows=shows)):
         if vote is not None:
             return Reading(vote=vote, sure=True, shapes=shapes)
     if shows and (sure := _is_content(text)) is not None:
         return Reading(vote=1, sure=sure, shapes=shapes)
+    if _is_found(text, values, shapes):
+        return Reading(vote=1, sure=True, shapes=shapes)
     if _ERROR.search(text):
         return Reading(vote=-1, sure=not shows, shapes=shapes)
     return Reading(vote=_guess(shapes), sure=False, shapes=shapes)
@@ -115,33 +136,63 @@ def _by_status(found: Statuses) -> int | None:
     return None if not known else -1 if any(known) else 1
 
 
+def _answer(call: str, text: str, found: Statuses) -> int | None:
+    """What was answered by an exit status 1, as `grep` does; None where something failed."""
+    failed = set(found.own or found.printed) - {0}
+    return status_1(call) if failed == {1} and not _SHELL.search(text[:_HEAD_CHARS]) else None
+
+
 def _by_flags(values: Sequence[Any], *, shows: bool) -> int | None:
     """What the tool's own objects say of themselves: {"ok": false}, {"error": "no such city"}."""
-    votes = [_flag(value) for value in values if isinstance(value, dict)]
+    said = [value for value in values if isinstance(value, dict)]
+    inner = (value.get(name) for value in said for name in _ENVELOPES)
+    votes = [_flag(value) for value in (*said, *(one for one in inner if isinstance(one, dict)))]
     if -1 in votes:
         return -1
     return 1 if 1 in votes and not shows else None
+
+
+def _is_found(text: str, values: Sequence[Any], shapes: frozenset[str]) -> bool:
+    """Whether this is a list with something in it, and nothing in it speaks of trouble."""
+    is_list = len(values) == 1 and isinstance(values[0], list) and text.rstrip().endswith("]")
+    return is_list and any(values[0]) and not shapes & _BAD
 
 
 def _flag(value: Mapping[str, Any]) -> int | None:
     named = {str(name).lower(): one for name, one in value.items()}
     if any(named.get(name) is False for name in _FALSE) or any(named.get(n) is True for n in _TRUE):
         return -1
+    if _code(named) == -1:
+        return -1
     error = named.get("error") or named.get("errors")
     if isinstance(error, str | dict | list) and error and str(error).lower() not in ("none", "ok"):
         return -1
-    good = any(named.get(name) is True for name in _FALSE) or any(n in named for n in ("error",))
+    if any(one in ([], {}) for name, one in named.items() if name not in _PROBLEMS):
+        return None  # it may have found nothing
+    fine = any(str(named.get(name)).lower() in _FALSE for name in _SAYS) or _code(named) == 1
+    good = fine or any(named.get(name) is True for name in _FALSE) or "error" in named
     return 1 if good else None
+
+
+def _code(named: Mapping[str, Any]) -> int | None:
+    """What a status of HTTP says in an object."""
+    said = [str(named.get(name)) for name in _HTTP]
+    found = [int(one) for one in said if re.fullmatch(r"\d{3}", one)]
+    return next(
+        (1 if one < 300 else -1 for one in found if 200 <= one < 300 or 400 <= one < 600), None
+    )
 
 
 def _is_content(text: str) -> bool | None:
     """Whether this is what was to be shown and surely so; None where it may be the tool's own
     message, which is short, or begins as an error does."""
-    lines = len(text.strip().splitlines())
-    if (lines < _LINES and len(text) < _SHORT) or text.startswith("traceback ("):
-        return None
+    lines = text.strip().splitlines()
     begins_as_error = _HEAD.match(text[:_HEAD_CHARS]) is not None
-    return None if begins_as_error and lines <= _LINES else not begins_as_error
+    if len(lines) < _LINES and len(text) < _SHORT:
+        return True if lines and not begins_as_error and all(map(_PLACED.match, lines)) else None
+    if text.startswith("traceback ("):
+        return None
+    return None if begins_as_error and len(lines) <= _LINES else not begins_as_error
 
 
 def _guess(shapes: frozenset[str]) -> int | None:

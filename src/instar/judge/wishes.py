@@ -49,7 +49,18 @@ _OWNERS = r"\b(?:my|your|our|his|her|their|its{}) (?:[\w-]+ )?$"
 _OWNER = {False: re.compile(_OWNERS.format("|the")), True: re.compile(_OWNERS.format(""))}
 """Before a noun; "the essay" is the reply, "the list" may be anybody's."""
 _DENIED = re.compile(r"(?<!\w)(?:not|never|\w+n't|nicht|pas|niet|nie|não|non|no|не)(?!\w)")
+_NOT = r"(?<!\w)(?:not|never|don't|dont|do not|please don't) (?:ever |please )?"
+_TWICE = re.compile(_NOT + r"(?:stop|drop|remove|avoid|skip|leave out|omit|quit|forget|lose)(?!\w)")
+_AGAIN = re.compile(_NOT + r"$")
+"""Denied twice is not denied: "don't drop the examples"."""
+_PARTLY = re.compile(r" (?:[a-z]+ )?enough\b| (?:just|only|merely|simply|fewer|less)\b")
+"""After a denial that forbids nothing: "not enough emojis", "not just a list"."""
 _CLAUSE = re.compile(r"[,;:.!?()\n–—。、,;:!?]| - |\bbut\b")
+_SCORNED = re.compile(
+    r" ?(?:answers?|replies|responses)? ?(?:is|are|was|were) (?:just |simply |way |far |really )*"
+    r"(?:too|hardly|useless|pointless|unhelpful|annoying|boring|rude|silly|ridiculous|nothing)\b"
+)
+"""What follows an amount that is no wish: "two sentences is too few"."""
 _DESCRIBES = re.compile(
     r"^\W*(?:(?:that|this|it|your (?:answer|reply)|the (?:answer|reply))"
     r"(?:'s| is| was| has| had|'d)\b|i (?:got|see|found)\b)"
@@ -139,8 +150,9 @@ def asks(text: str) -> bool:
 
 
 def _found(text: str) -> Iterator[tuple[Order, list[Span]]]:
-    strong = _scopes(text, _pattern("negators"))
-    scopes = [*strong, *_scopes(text, _pattern("weakeners"))]
+    denials, weak = (_scopes(text, _pattern(name)) for name in ("negators", "weakeners"))
+    strong = [one for one in denials if not _is_undone(text, one[0])]
+    scopes = [*strong, *weak]
     for order, span in exact(text):
         if _meant(text, span, scopes):
             yield order, [span]
@@ -149,12 +161,12 @@ def _found(text: str) -> Iterator[tuple[Order, list[Span]]]:
             if _meant(text, match.span(), scopes):
                 yield wish.order, [match.span()]
         for match in _all(wish.complaint, text):
-            if not _inside(match.span(), scopes):
+            if not _inside(match.span(), [*denials, *weak]):
                 yield wish.order, [match.span()]
         # "Why no examples?" wants some.
         for match in _all(None if _WHY.match(text) else wish.unwanted, text):
             for start, middle, end in strong:
-                if middle <= match.start() < end:
+                if middle <= match.start() < end and not _PARTLY.match(text, middle):
                     yield wish.order, [(start, middle), match.span()]
         for match in _all(wish.parts, text):
             yield wish.order, [match.span()]
@@ -169,6 +181,11 @@ def _scopes(text: str, pattern: re.Pattern[str]) -> list[tuple[int, int, int]]:
     return found
 
 
+def _is_undone(text: str, at: int) -> bool:
+    """Whether the denial there denies another, or is denied by one."""
+    return bool(_TWICE.match(text, at) or _AGAIN.search(text, 0, at))
+
+
 def _inside(span: Span, scopes: Sequence[tuple[int, int, int]]) -> bool:
     """Whether a word before the span turns it around; one within it belongs to what is said."""
     return any(start < span[0] < end for start, _, end in scopes)
@@ -178,7 +195,7 @@ def _meant(text: str, span: Span, scopes: Sequence[tuple[int, int, int]]) -> boo
     """Whether what stands there is wished: not denied, before or behind, and not described."""
     stop = _END.search(text, span[1])
     behind = text[span[1] : stop.start() if stop else len(text)]
-    if _DENIED.search(behind):
+    if _DENIED.search(behind) or _SCORNED.match(behind):
         return False
     return not _inside(span, scopes) and not _described(text, span[0])
 

@@ -7,7 +7,7 @@ class of a web page), enough of it must be neither a word nor a short number.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 _FORMS = (
     r"[rsp]k_(?:live|test)_[A-Za-z0-9]{10,}",  # Stripe
@@ -17,6 +17,7 @@ _FORMS = (
     r"[A-Za-z0-9_~.-]{3}\dQ~[A-Za-z0-9_~.-]{31,34}",  # Azure
     r"hf_[A-Za-z0-9]{20,}|npm_[A-Za-z0-9]{30,}|pypi-[A-Za-z0-9_-]{30,}",
     r"SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}",  # SendGrid
+    r"whsec_[A-Za-z0-9+/]{16,}|lin_api_[A-Za-z0-9]{20,}",  # webhooks, Linear
     r"gsk_[A-Za-z0-9]{20,}|r8_[A-Za-z0-9]{30,}",  # Groq, Replicate
     r"do[opr]_v1_[a-f0-9]{32,}",  # DigitalOcean
     r"(?:xai|pplx)-[A-Za-z0-9]{40,}|tgp_v1_[A-Za-z0-9_-]{30,}",  # xAI, Perplexity, Together
@@ -44,7 +45,9 @@ _NAMED = re.compile(
     rf"|(?:passw(?:or)?[dt]|pwd|passphrase){_IS}"
     # Not a variable, nor a call; nor what follows in the query of an address.
     r"(?P<password>(?![$%])(?:[^\s\"'`<>(){}\[\],;|\\&]|&(?!\w+=)){8,64}+)(?![(\[{])"
-    r"|\bbearer[ \t]{1,4}(?P<bearer>[A-Za-z0-9_/+=.-]{16,})",
+    r"|\b(?:bearer|basic)[ \t]{1,4}(?P<bearer>[A-Za-z0-9_/+=.-]{16,})"
+    # postgres://ann:PASSWORD@host
+    r"|://[^\s/:@]{0,64}:(?P<login>(?![$%<{\[*])[^\s/:@]{4,64})@",
     re.IGNORECASE,
 )
 
@@ -66,7 +69,7 @@ def find_keys(text: str) -> Iterator[tuple[int, int]]:
         value, start = one[name], one.start(name)
         if name == "password":
             value = value.rstrip(".:?")  # of the sentence that it ends
-        if _is_password(value) if name == "password" else _is_key(value):
+        if _FITS.get(name, _is_key)(value):
             yield start, start + len(value)
 
 
@@ -78,6 +81,9 @@ def _is_password(value: str) -> bool:
     """People make passwords of a word and a number; with dots and underscores it is a name."""
     word = _NUMBERED if re.search(r"[._]", value) else _WORD
     return len(value) >= 8 and _mixed(value) and _strange(value, word) > 0
+
+
+_FITS: dict[str, Callable[[str], bool]] = {"password": _is_password, "login": bool}
 
 
 def _mixed(value: str) -> bool:
