@@ -28,6 +28,7 @@ from instar.gateway.dialects.shared import Dialect, Extra
 from instar.gateway.feedback import Give, add_feedback
 from instar.gateway.images import load_images
 from instar.gateway.metrics import Metrics
+from instar.gateway.pages import Pages
 from instar.gateway.serve import TurnServer
 from instar.gateway.wire import HUNG_UP, ErrorBody, LiveReply, error_response, read_json
 from instar.protocols import Renderer
@@ -64,6 +65,7 @@ def create_app(deps: Deps) -> FastAPI:
     """The gateway as an ASGI app."""
     app = FastAPI(title="instar", version=__version__, docs_url=None, redoc_url=None)
     _add_errors(app, deps)
+    app.add_middleware(Pages)
     for dialect in DIALECTS:
         _add_dialect(app, deps, dialect)
     _add_sessions(app, deps)
