@@ -51,6 +51,13 @@ async def test_a_body_that_is_no_json_object(system: Gate, raw: bytes) -> None:
     assert problem(answer, 400)["code"] == "invalid_json"
 
 
+@pytest.mark.parametrize("fields", [{"messages": ["hi"]}, {"chat_template_kwargs": 5}])
+async def test_what_should_be_an_object_is_called_one(system: Gate, fields: dict[str, Any]) -> None:
+    """Not a dictionary, nor an instance of a class: a client knows neither of ours."""
+    answer = await system.post(body([user("x")]) | fields)
+    assert problem(answer, 400)["message"].endswith(": Input should be an object")
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -337,7 +337,12 @@ def _refusal(error: ValidationError, raw: Mapping[str, Any]) -> RequestError:
     path = ""
     for step in at:
         path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
-    return RequestError(f"{path}: {first['msg']}", param=path or None, code="invalid_value")
+    # What pydantic calls a dictionary, or an instance of a class of ours, JSON calls an object.
+    wrong = "Input should be an object" if first["type"] in _NO_OBJECT else first["msg"]
+    return RequestError(f"{path}: {wrong}", param=path or None, code="invalid_value")
+
+
+_NO_OBJECT = {"dict_type", "model_type", "model_attributes_type"}
 
 
 def _steps(error: ErrorDetails, raw: Any) -> list[int | str]:
