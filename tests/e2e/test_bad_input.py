@@ -207,6 +207,8 @@ REFUSED_VALUES: dict[str, Any] = {
     "thinking_budget": 0,
     "search_parameters": {"mode": "on"},
     "max_new_tokens": 5,
+    "max_output_tokens": 5,
+    "max_tokens_to_sample": 5,
     "num_predict": 5,
     "options": {"num_ctx": 100},
     "format": "json",
@@ -226,6 +228,7 @@ CHAT_ONLY = {
     *("modalities", "audio", "functions", "function_call", "web_search_options", "prediction"),
     *("echo", "continue_final_message", "add_generation_prompt", "chat_template", "documents"),
     *("enable_thinking", "thinking", "system", "instructions", "stop_sequences"),
+    "max_output_tokens",
 }
 
 
@@ -257,6 +260,29 @@ async def test_the_other_dialects_refuse_them_too(
         assert answer.status_code == 400, (name, answer.text)
         assert name in answer.json()["error"]["message"]
     assert await system.all_turns() == []
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "names"),
+    [
+        ("/v1/completions", {"prompt": "x"}, "max_completion_tokens max_output_tokens tools"),
+        ("/v1/responses", {"input": "x"}, "max_tokens max_completion_tokens stop seed system"),
+        (
+            "/v1/messages",
+            {"messages": [user("x")], "max_tokens": 5},
+            "max_completion_tokens stop seed instructions",
+        ),
+    ],
+)
+async def test_a_limit_in_the_words_of_another_api_is_not_ignored(
+    system: Gate, path: str, fields: dict[str, Any], names: str
+) -> None:
+    for name in names.split():
+        for value, status in ((5, 400), (None, 200)):
+            request = {"model": MODEL, **fields, name: value}
+            answer = await system.http.post(path, json=request)
+            assert answer.status_code == status, (name, answer.text)
+            assert status == 200 or name in answer.json()["error"]["message"]
 
 
 async def test_harmless_fields_are_ignored(system: Gate) -> None:

@@ -74,9 +74,6 @@ NOT_DRAWN: Refused = {
     "verbosity": lambda v: v not in (None, "medium"),
     "thinking_budget": lambda v: v is not None,
     "search_parameters": bool,
-    # As Ollama and transformers name them; here it is max_tokens.
-    "max_new_tokens": lambda v: v is not None,
-    "num_predict": lambda v: v is not None,
     "options": bool,
     "format": bool,
     # 0 asks for the log-probs of the prompt's own tokens.
@@ -97,6 +94,22 @@ NOT_DRAWN: Refused = {
 
 Training would have to know them too: a log-prob means nothing without how its token was drawn.
 """
+
+OTHER_NAMES = (
+    *("max_tokens", "max_completion_tokens", "max_output_tokens", "max_tokens_to_sample"),
+    *("max_new_tokens", "num_predict", "stop", "stop_sequences", "seed"),
+    *("system", "instructions", "tools"),
+)
+"""What some API has under a name that others do not know, Ollama and transformers among them."""
+
+
+def other_names(own: type[BaseModel]) -> Refused:
+    """Those that this dialect does not have: a limit in another API's words is a limit ignored."""
+    return {name: _is_given for name in OTHER_NAMES if name not in own.model_fields}
+
+
+def _is_given(value: Any) -> bool:
+    return value not in (None, "", [])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
