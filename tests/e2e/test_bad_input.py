@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,15 @@ DEEP = 2000
 async def test_a_body_that_is_no_json_object(system: Gate, raw: bytes) -> None:
     answer = await system.http.post("/v1/chat/completions", content=raw)
     assert problem(answer, 400)["code"] == "invalid_json"
+
+
+async def test_a_compressed_body_is_called_so(system: Gate) -> None:
+    """Not a body that is no JSON: its client would look for a fault in what it wrote."""
+    packed = gzip.compress(json.dumps(body("x")).encode())
+    headers = {"content-encoding": "gzip"}
+    answer = await system.http.post("/v1/chat/completions", content=packed, headers=headers)
+    assert "compressed (gzip)" in problem(answer, 415)["message"]
+    assert (await system.post(body("x"), content_encoding="identity")).status_code == 200
 
 
 @pytest.mark.parametrize("fields", [{"messages": ["hi"]}, {"chat_template_kwargs": 5}])

@@ -283,6 +283,7 @@ _STATUSES: dict[int | str, str] = {
     403: "A web page from elsewhere, without a key",
     404: "No such model",
     413: "The body is too large",
+    415: "The body is compressed",
     429: "Too many requests in progress; Retry-After says when to come back",
     503: "The engine failed; Retry-After says when to come back",
 }
