@@ -275,9 +275,15 @@ def test_only_titles_are_cut_where_a_terminal_is_narrow(
     assert max(map(len, (head, row))) <= max(columns, 64)
 
 
-def test_sessions_list_of_an_empty_home(run: Run) -> None:
-    assert "No sessions yet" in run("sessions", "list").stdout
+def test_sessions_list_of_an_empty_home(run: Run, tmp_path: Path) -> None:
+    assert f"No sessions yet in {tmp_path}/home." in run("sessions", "list").stdout
     assert json.loads(run("sessions", "list", "--json").stdout) == []
+
+
+@pytest.mark.usefixtures("recorded")
+def test_an_owner_who_has_nothing_is_named(run: Run) -> None:
+    assert "No sessions of eve yet" in run("sessions", "list", "--owner", "eve").stdout
+    assert "No keys of eve yet" in run("keys", "list", "--owner", "eve").stdout
 
 
 @pytest.mark.usefixtures("recorded")
