@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,22 @@ DEEP = 2000
 async def test_a_body_that_is_no_json_object(system: Gate, raw: bytes) -> None:
     answer = await system.http.post("/v1/chat/completions", content=raw)
     assert problem(answer, 400)["code"] == "invalid_json"
+
+
+async def test_a_compressed_body_is_called_so(system: Gate) -> None:
+    """Not a body that is no JSON: its client would look for a fault in what it wrote."""
+    packed = gzip.compress(json.dumps(body("x")).encode())
+    headers = {"content-encoding": "gzip"}
+    answer = await system.http.post("/v1/chat/completions", content=packed, headers=headers)
+    assert "compressed (gzip)" in problem(answer, 415)["message"]
+    assert (await system.post(body("x"), content_encoding="identity")).status_code == 200
+
+
+@pytest.mark.parametrize("fields", [{"messages": ["hi"]}, {"chat_template_kwargs": 5}])
+async def test_what_should_be_an_object_is_called_one(system: Gate, fields: dict[str, Any]) -> None:
+    """Not a dictionary, nor an instance of a class: a client knows neither of ours."""
+    answer = await system.post(body([user("x")]) | fields)
+    assert problem(answer, 400)["message"].endswith(": Input should be an object")
 
 
 @pytest.mark.parametrize(
@@ -200,6 +217,8 @@ REFUSED_VALUES: dict[str, Any] = {
     "thinking_budget": 0,
     "search_parameters": {"mode": "on"},
     "max_new_tokens": 5,
+    "max_output_tokens": 5,
+    "max_tokens_to_sample": 5,
     "num_predict": 5,
     "options": {"num_ctx": 100},
     "format": "json",
@@ -219,6 +238,7 @@ CHAT_ONLY = {
     *("modalities", "audio", "functions", "function_call", "web_search_options", "prediction"),
     *("echo", "continue_final_message", "add_generation_prompt", "chat_template", "documents"),
     *("enable_thinking", "thinking", "system", "instructions", "stop_sequences"),
+    "max_output_tokens",
 }
 
 
@@ -250,6 +270,29 @@ async def test_the_other_dialects_refuse_them_too(
         assert answer.status_code == 400, (name, answer.text)
         assert name in answer.json()["error"]["message"]
     assert await system.all_turns() == []
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "names"),
+    [
+        ("/v1/completions", {"prompt": "x"}, "max_completion_tokens max_output_tokens tools"),
+        ("/v1/responses", {"input": "x"}, "max_tokens max_completion_tokens stop seed system"),
+        (
+            "/v1/messages",
+            {"messages": [user("x")], "max_tokens": 5},
+            "max_completion_tokens stop seed instructions",
+        ),
+    ],
+)
+async def test_a_limit_in_the_words_of_another_api_is_not_ignored(
+    system: Gate, path: str, fields: dict[str, Any], names: str
+) -> None:
+    for name in names.split():
+        for value, status in ((5, 400), (None, 200)):
+            request = {"model": MODEL, **fields, name: value}
+            answer = await system.http.post(path, json=request)
+            assert answer.status_code == status, (name, answer.text)
+            assert status == 200 or name in answer.json()["error"]["message"]
 
 
 async def test_harmless_fields_are_ignored(system: Gate) -> None:

@@ -123,6 +123,21 @@ def test_config_show(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "pass" not in text and "hf-very-secret" not in text and "gateway.port" not in text
 
 
+def test_a_pipe_gets_whole_lines(tmp_path: Path) -> None:
+    def shown(columns: dict[str, str]) -> list[str]:
+        command = [sys.executable, "-m", "instar", "config", "show", "--home", str(tmp_path)]
+        others = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+        done = subprocess.run(command, env=others | columns, capture_output=True, check=True)
+        return done.stdout.decode().splitlines()
+
+    name = "rollout_config.message_classification.main_line"
+    piped, narrow = shown({}), shown({"COLUMNS": "60"})
+    whole = [line.split() for line in piped if name in line]
+    assert whole == [[name, '["user",', '"assistant"]', "default"]]
+    assert max(map(len, piped)) < 200, "no line is filled up with blanks"
+    assert not any(name in line for line in narrow) and max(map(len, narrow)) <= 60
+
+
 def test_config_check(run: Run, tmp_path: Path) -> None:
     good = str(ROOT / "configs" / "training_config.yaml")
     assert "24 settings" in run("config", "check", good, home=False).stdout
@@ -260,9 +275,15 @@ def test_only_titles_are_cut_where_a_terminal_is_narrow(
     assert max(map(len, (head, row))) <= max(columns, 64)
 
 
-def test_sessions_list_of_an_empty_home(run: Run) -> None:
-    assert "No sessions yet" in run("sessions", "list").stdout
+def test_sessions_list_of_an_empty_home(run: Run, tmp_path: Path) -> None:
+    assert f"No sessions yet in {tmp_path}/home." in run("sessions", "list").stdout
     assert json.loads(run("sessions", "list", "--json").stdout) == []
+
+
+@pytest.mark.usefixtures("recorded")
+def test_an_owner_who_has_nothing_is_named(run: Run) -> None:
+    assert "No sessions of eve yet" in run("sessions", "list", "--owner", "eve").stdout
+    assert "No keys of eve yet" in run("keys", "list", "--owner", "eve").stdout
 
 
 @pytest.mark.usefixtures("recorded")

@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import os
+import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -54,6 +55,8 @@ Owner = Annotated[
 
 DEFAULT_HOME = Path("~/.instar")
 LAST_RUN = "last-run.json"
+NO_EDGE = 100_000
+"""Columns of what is no terminal: more than any line that is worth reading has."""
 
 
 def resolve(
@@ -164,10 +167,17 @@ def environment_options(given: Sequence[str] | None) -> dict[str, Any]:
 
 
 def console() -> Console:
-    """Where people read results."""
+    """Where people read results. Only a terminal has an edge at which lines must be broken:
+
+    in a pipe or a file a broken one is a name that no search finds.
+    """
     from rich.console import Console
 
-    return Console(highlight=False)
+    screen = Console(highlight=False)
+    if not screen.is_terminal:
+        # COLUMNS still decides where somebody has set it.
+        screen.width = shutil.get_terminal_size((NO_EDGE, 25)).columns
+    return screen
 
 
 def print_json(value: Any) -> None:

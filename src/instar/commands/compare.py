@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 Prompt = dict[str, Any]
 """messages, tools, and hint: what the person had to ask for."""
 
+WIDTH = 200
+"""Most columns that two answers side by side take: they fill what they are given."""
+
 
 async def held_out_prompts(
     store: TurnStore, owner: str, *, share: float, limit: int
@@ -81,6 +84,7 @@ def show_side_by_side(answers: Sequence[dict[str, Any]], versions: tuple[str, st
     from rich.text import Text
 
     screen = console()
+    screen.width = min(screen.width, WIDTH)
     for one in answers:
         table = Table(*versions, expand=True, box=None, header_style="bold")
         for column in table.columns:

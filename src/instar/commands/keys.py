@@ -85,7 +85,8 @@ def list_(
         print_json([dataclasses.asdict(one) for one in found])
         return
     if not found:
-        typer.echo("No keys yet. `instar keys create --owner NAME` makes one.")
+        whose = f" of {owner}" if owner else ""
+        typer.echo(f"No keys{whose} yet. `instar keys create --owner NAME` makes one.")
         return
     from rich.table import Table
     from rich.text import Text

@@ -58,7 +58,12 @@ def list_(
         print_json([dataclasses.asdict(one) for one in found])
         return
     if not found:
-        typer.echo("No sessions yet. Start instar with `instar up` and talk to it.")
+        # A mistyped home or owner looks like an empty one, so both are named.
+        whose = f" of {owner}" if owner else ""
+        where = "the store" if config.store.url else home.expanduser()
+        typer.echo(
+            f"No sessions{whose} yet in {where}. Start instar with `instar up` and talk to it."
+        )
         return
     screen = console()
     table, least = _table(found, screen.width)

@@ -28,6 +28,7 @@ from instar.gateway.dialects.shared import Dialect, Extra
 from instar.gateway.feedback import Give, add_feedback
 from instar.gateway.images import load_images
 from instar.gateway.metrics import Metrics
+from instar.gateway.pages import Pages
 from instar.gateway.serve import TurnServer
 from instar.gateway.wire import HUNG_UP, ErrorBody, LiveReply, error_response, read_json
 from instar.protocols import Renderer
@@ -64,6 +65,7 @@ def create_app(deps: Deps) -> FastAPI:
     """The gateway as an ASGI app."""
     app = FastAPI(title="instar", version=__version__, docs_url=None, redoc_url=None)
     _add_errors(app, deps)
+    app.add_middleware(Pages)
     for dialect in DIALECTS:
         _add_dialect(app, deps, dialect)
     _add_sessions(app, deps)
@@ -281,6 +283,7 @@ _STATUSES: dict[int | str, str] = {
     403: "A web page from elsewhere, without a key",
     404: "No such model",
     413: "The body is too large",
+    415: "The body is compressed",
     429: "Too many requests in progress; Retry-After says when to come back",
     503: "The engine failed; Retry-After says when to come back",
 }

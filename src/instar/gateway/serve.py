@@ -15,6 +15,8 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import orjson
+
 from instar.config import GatewayConfig
 from instar.errors import BusyError, ContextError, EngineError, RequestError
 from instar.gateway.call import Call, Hints, Step
@@ -394,15 +396,18 @@ def _shown(ids: tuple[int, ...], stop_ids: tuple[int, ...]) -> tuple[int, ...]:
 
 def _sizes(call: Call, *, fresh: bool) -> tuple[int, int]:
     """Characters of all, and of what a session that is not fresh cannot have rendered before."""
-    sizes = [_length(message.get("content")) for message in call.messages]
+    sizes = [_length(message) for message in call.messages]
     replies = [at for at, one in enumerate(call.messages) if one["role"] == "assistant"]
     known = 0 if fresh or not replies else replies[-1]
     raw = len(call.prompt or ())
-    return sum(sizes) + raw, sum(sizes[known:]) + raw
+    tools = len(orjson.dumps(call.tools))
+    return sum(sizes) + tools + raw, sum(sizes[known:]) + (tools if fresh else 0) + raw
 
 
-def _length(content: Any) -> int:
-    """Characters of a message's content, whole or in parts."""
+def _length(message: Message) -> int:
+    """Characters of a message's content, whole or in parts, and of the calls that it makes."""
+    content: Any = message.get("content")
+    calls = len(orjson.dumps(message["tool_calls"])) if message.get("tool_calls") else 0
     if isinstance(content, list):
-        return sum(len(part.get("text") or "") for part in content)
-    return len(content or "")
+        return calls + sum(len(part.get("text") or "") for part in content)
+    return calls + len(content or "")

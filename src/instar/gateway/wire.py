@@ -51,6 +51,13 @@ async def read_json(
 
     `empty` is what no body at all stands for, where that may be.
     """
+    packed = request.headers.get("content-encoding", "")
+    if packed.lower() not in ("", "identity"):
+        raise RequestError(
+            f"The body is compressed ({packed[:40]}), which is not read here. Send it as it is.",
+            status=415,
+            code="unsupported_encoding",
+        )
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(int(declared), limit)

@@ -26,6 +26,7 @@ from instar.gateway.dialects.shared import (
     SharedBody,
     image_part,
     no_such_part,
+    other_names,
     read_body,
     unsupported,
 )
@@ -125,6 +126,7 @@ class MessagesBody(CountBody):
 
 REFUSED: Refused = {
     **NOT_DRAWN,
+    **other_names(MessagesBody),
     "mcp_servers": bool,
     "container": lambda v: v is not None,
     "output_config": lambda v: isinstance(v, dict) and v.get("format") is not None,

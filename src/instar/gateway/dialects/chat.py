@@ -25,6 +25,7 @@ from instar.gateway.dialects.shared import (
     no_such_part,
     openai_error,
     openai_usage,
+    other_names,
     read_body,
     unsupported,
 )
@@ -119,14 +120,11 @@ class ChatBody(SharedBody):
 
 REFUSED: Refused = {
     **NOT_DRAWN,
+    **other_names(ChatBody),
     "modalities": lambda v: v not in (None, ["text"]),
     "audio": bool,
     "functions": bool,
     "function_call": lambda v: v not in (None, "none", "auto"),
-    # Other APIs' names of what is a message, or `stop`, here.
-    "system": bool,
-    "instructions": bool,
-    "stop_sequences": bool,
     "web_search_options": lambda v: v is not None,
     "prediction": lambda v: v is not None,
     "echo": bool,

@@ -24,6 +24,7 @@ from instar.gateway.dialects.shared import (
     TokenLog,
     openai_error,
     openai_usage,
+    other_names,
     read_body,
 )
 from instar.protocols import Renderer
@@ -55,7 +56,7 @@ class CompletionsBody(SharedBody):
     ignore_eos: bool | None = None
 
 
-REFUSED: Refused = NOT_DRAWN
+REFUSED: Refused = {**NOT_DRAWN, **other_names(CompletionsBody)}
 
 
 def parse(raw: Mapping[str, Any]) -> Call:

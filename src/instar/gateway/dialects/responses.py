@@ -30,6 +30,7 @@ from instar.gateway.dialects.shared import (
     image_part,
     no_such_part,
     openai_error,
+    other_names,
     read_body,
     unsupported,
 )
@@ -97,6 +98,7 @@ class ResponsesBody(SharedBody):
 
 REFUSED: Refused = {
     **NOT_DRAWN,
+    **other_names(ResponsesBody),
     "background": bool,
     "conversation": lambda v: v is not None,
     "prompt": lambda v: v is not None,

@@ -74,9 +74,6 @@ NOT_DRAWN: Refused = {
     "verbosity": lambda v: v not in (None, "medium"),
     "thinking_budget": lambda v: v is not None,
     "search_parameters": bool,
-    # As Ollama and transformers name them; here it is max_tokens.
-    "max_new_tokens": lambda v: v is not None,
-    "num_predict": lambda v: v is not None,
     "options": bool,
     "format": bool,
     # 0 asks for the log-probs of the prompt's own tokens.
@@ -97,6 +94,22 @@ NOT_DRAWN: Refused = {
 
 Training would have to know them too: a log-prob means nothing without how its token was drawn.
 """
+
+OTHER_NAMES = (
+    *("max_tokens", "max_completion_tokens", "max_output_tokens", "max_tokens_to_sample"),
+    *("max_new_tokens", "num_predict", "stop", "stop_sequences", "seed"),
+    *("system", "instructions", "tools"),
+)
+"""What some API has under a name that others do not know, Ollama and transformers among them."""
+
+
+def other_names(own: type[BaseModel]) -> Refused:
+    """Those that this dialect does not have: a limit in another API's words is a limit ignored."""
+    return {name: _is_given for name in OTHER_NAMES if name not in own.model_fields}
+
+
+def _is_given(value: Any) -> bool:
+    return value not in (None, "", [])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,7 +350,12 @@ def _refusal(error: ValidationError, raw: Mapping[str, Any]) -> RequestError:
     path = ""
     for step in at:
         path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
-    return RequestError(f"{path}: {first['msg']}", param=path or None, code="invalid_value")
+    # What pydantic calls a dictionary, or an instance of a class of ours, JSON calls an object.
+    wrong = "Input should be an object" if first["type"] in _NO_OBJECT else first["msg"]
+    return RequestError(f"{path}: {wrong}", param=path or None, code="invalid_value")
+
+
+_NO_OBJECT = {"dict_type", "model_type", "model_attributes_type"}
 
 
 def _steps(error: ErrorDetails, raw: Any) -> list[int | str]:
