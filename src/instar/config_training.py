@@ -61,6 +61,8 @@ class TrainingConfig(Section):
     """In `full`: the policy's likeliest tokens that are compared, the rest as one; 0 is all."""
     opd_clip: float = Field(default=10.0, gt=0)
     """Most that one token may be drawn to its teacher, in nats."""
+    loop_tokens: int = Field(default=6, ge=0)
+    """Where a reply says so many tokens again, its teacher is not heard: it, too, would repeat."""
     group_scale: Literal["none", "std"] = "none"
     """Whether rewards of a group of attempts are divided by their standard deviation."""
     truncated: Literal["no_praise", "drop", "keep"] = "no_praise"

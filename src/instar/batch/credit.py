@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from instar.batch.gae import advantages
+from instar.batch.loops import repeats
 from instar.types import Turn
 
 
@@ -73,6 +74,8 @@ class CreditSettings:
     """Draw to the teacher's whole distribution, or reward the sampled token only."""
     opd_clip: float = 5.0
     """Largest advantage of one token in `sampled`, either way."""
+    loop_tokens: int = 6
+    """No teacher is heard where a reply says so many tokens again; 0 is off."""
     binary_weight: float = 0.3
     opd_weight: float = 1.0
     truncated: Literal["no_praise", "drop", "keep"] = "no_praise"
@@ -226,7 +229,7 @@ def opd(
         return {
             one.turn.id: Credit(
                 advantages=(0.0,) * len(one.turn.sampled_ids),
-                distill_weights=(1.0,) * len(one.turn.sampled_ids),
+                distill_weights=_heard(one.turn, settings),
             )
             for one in judged
             if one.hinted_ids is not None
@@ -234,7 +237,7 @@ def opd(
     hinted = [one for one in judged if one.turn.hint is not None]
     return {
         one.turn.id: Credit(
-            advantages=_gap(one.turn, one.teacher_logprobs, settings.opd_clip),
+            advantages=_gap(one.turn, one.teacher_logprobs, settings),
             distill_weights=(0.0,) * len(one.turn.sampled_ids),
         )
         for one in hinted
@@ -289,14 +292,21 @@ def _steps(known: Sequence[Judged]) -> list[float]:
     return [float(verdict.score) for verdict in verdicts if verdict is not None]
 
 
-def _gap(turn: Turn, teacher: Sequence[float], clip: float) -> tuple[float, ...]:
+def _heard(turn: Turn, settings: CreditSettings) -> tuple[float, ...]:
+    """How much a teacher is heard on each token."""
+    return tuple(float(not one) for one in repeats(turn.sampled_ids, settings.loop_tokens))
+
+
+def _gap(turn: Turn, teacher: Sequence[float], settings: CreditSettings) -> tuple[float, ...]:
     if len(teacher) != len(turn.logprobs):
         raise ValueError(
             f"turn {turn.id}: the teacher gave {len(teacher)} log-probs for "
             f"{len(turn.logprobs)} sampled tokens; they are never padded or cut"
         )
+    clip = settings.opd_clip
     gaps = (ours - theirs for ours, theirs in zip(teacher, turn.logprobs, strict=True))
-    return tuple(max(-clip, min(clip, gap)) for gap in gaps)
+    clipped = (max(-clip, min(clip, gap)) for gap in gaps)
+    return tuple(a * b for a, b in zip(clipped, _heard(turn, settings), strict=True))
 
 
 def _groups(known: Sequence[Judged]) -> dict[str | None, list[Judged]]:

@@ -109,6 +109,7 @@ def settings_of(training: TrainingConfig) -> CreditSettings:
         group_scale=training.group_scale,
         opd=training.opd,
         opd_clip=training.opd_clip,
+        loop_tokens=training.loop_tokens,
         truncated=training.truncated,
         max_age=training.max_staleness,
     )

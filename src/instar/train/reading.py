@@ -161,9 +161,13 @@ class WeightsReader:
         teacher: losses.Teacher,
         *,
         verdict: float = 0.0,
+        unheard: Sequence[bool] = (),
         weights: Weights = "policy",
     ) -> AgainstTeacher:
-        """Some weights against the teacher that has read the hint, on a reply with a verdict."""
+        """Some weights against the teacher that has read the hint, on a reply with a verdict.
+
+        Training does not listen to the teacher on tokens that are `unheard`.
+        """
         plain = path(prompt_ids, sampled_ids)
         ones_M = self.floats([1.0] * len(sampled_ids))
         with self.model.frozen() if weights == "base" else self.model.reading() as view:
@@ -176,6 +180,8 @@ class WeightsReader:
                 chunk=self.chunk,
             )
         agreed_M = losses.agreement(verdict * ones_M, found, dissent=self.training.dissent)
+        if unheard:
+            agreed_M = agreed_M * (1 - self.floats(unheard))
         return AgainstTeacher(
             kl=float(found.divergence_M.mean()),
             wanted=float((agreed_M * found.divergence_M).mean()),
