@@ -69,6 +69,20 @@ def test_what_a_verdict_overrules_is_no_distance(folder: Path) -> None:
             assert found.wanted == pytest.approx(found.kl if agreed else 0.0)
 
 
+def test_tokens_on_which_no_teacher_is_heard_are_no_distance(folder: Path) -> None:
+    trainer = TorchTrainer(folder, TrainingConfig())
+    prompt, hinted, sampled = [1, 2, 3], [9, 1, 2, 3], [4, 5]
+    teacher = trainer.teacher_of(hinted, sampled)
+    found, first, none = (
+        trainer.against_teacher(prompt, sampled, teacher, unheard=unheard)
+        for unheard in ((False, False), (False, True), (True, True))
+    )
+    one = trainer.against_teacher(prompt, [4], trainer.teacher_of(hinted, [4]))
+    assert first.wanted == pytest.approx(one.kl / 2, rel=1e-4)
+    assert (none.wanted, none.kl) == (0.0, found.kl)
+    assert found.wanted == pytest.approx(found.kl)
+
+
 def test_turns_read_as_a_tree_are_as_likely_as_each_alone(folder: Path) -> None:
     trainer = make(folder)
     shared = [1, 2, 3, 4]
