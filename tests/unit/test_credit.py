@@ -184,12 +184,12 @@ def test_opd_of_whole_distributions_is_a_weight() -> None:
 
 
 def test_no_teacher_is_heard_where_a_reply_repeats_itself() -> None:
-    """Of four times the same token, runs of two repeat from the third on; the verdict stays."""
+    """Of four times the same token, the pair at the second has stood before; the verdict stays."""
     twice = CreditSettings(loop_tokens=2, binary_weight=0.5)
     one = judged("a", -1, size=4, hint="h", hinted_ids=(5,), teacher_logprobs=(0.0,) * 4)
     full, sampled = opd([one], twice), opd([one], replace(twice, opd="sampled"))
-    assert full["a"].distill_weights == (1.0, 1.0, 0.0, 0.0)
-    assert sampled["a"].advantages == (1.0, 1.0, 0.0, 0.0)
+    assert full["a"].distill_weights == (1.0, 0.0, 0.0, 0.0)
+    assert sampled["a"].advantages == (1.0, 0.0, 0.0, 0.0)
     assert combine([one], twice)["a"].advantages == (-0.5,) * 4
     assert opd([one], replace(twice, loop_tokens=0))["a"].distill_weights == (1.0,) * 4
 

@@ -10,14 +10,15 @@ from collections.abc import Sequence
 
 
 def repeats(ids: Sequence[int], size: int) -> tuple[bool, ...]:
-    """Of each token, whether the `size` tokens that end with it have stood in `ids` before.
+    """Of each token, whether it is one of `size` in a row that have stood in `ids` before.
 
     Nothing repeats where `size` is 0.
     """
+    found = [False] * len(ids)
     seen: set[tuple[int, ...]] = set()
-    found = []
-    for end in range(1, len(ids) + 1):
-        run = tuple(ids[max(0, end - size) : end])
-        found.append(0 < size == len(run) and run in seen)
+    for end in range(size, len(ids) + 1) if size else ():
+        run = tuple(ids[end - size : end])
+        if run in seen:
+            found[end - size : end] = [True] * size
         seen.add(run)
     return tuple(found)
