@@ -106,10 +106,29 @@ def test_the_better_half_of_what_is_about_its_request_is_shown(renderer: ChatRen
 
 def test_no_reply_is_shown_that_could_answer_anything(renderer: ChatRenderer) -> None:
     examples, _ = chooser(renderer)
-    turns = [pleased(f"t{gain}", sampled_ids=(gain, 0)) for gain in (0, 0, 3)]
-    # A gain of nothing is none; two are wanted, and one more to choose from.
-    assert [one.turn for one in examples.among(turns)] == ["t3"]
+    turns = [pleased(f"t{n}", sampled_ids=(gain, 0)) for n, gain in enumerate((0, 0, 0, 0, 3, 0))]
+    # A gain of nothing is none, though half of the six may be shown.
+    assert [one.turn for one in examples.among(turns)] == ["t4"]
     assert examples.among([]) == []
+
+
+def test_none_is_shown_while_there_is_no_choice(renderer: ChatRenderer) -> None:
+    """Two are wanted, and one more to choose from: the better half of six."""
+    examples, _ = chooser(renderer)
+    turns = [pleased(f"t{gain}", sampled_ids=(gain, 0)) for gain in range(1, 7)]
+    assert examples.among(turns[:5]) == []
+    assert [one.turn for one in examples.among(turns)] == ["t4", "t5", "t6"]
+
+
+def test_a_broken_reply_is_not_shown_though_its_request_explains_it(renderer: ChatRenderer) -> None:
+    """The first is explained best and the least likely: 9 - 70 nats, against 2 - 7 and less."""
+    examples, reader = chooser(renderer)
+    said = {(9, 0): (-70.0, -79.0)} | {(n, 0): (-7.0 - n, -9.0 - n) for n in range(5)}
+    reader.logprobs = lambda prompt, sampled, weights: (  # type: ignore[method-assign]
+        (said[tuple(sampled)][tuple(prompt) == reader.nothing],)
+    )
+    turns = [pleased(f"t{ids[0]}", sampled_ids=ids) for ids in said]
+    assert [one.turn for one in examples.among(turns)] == ["t2", "t1", "t0"]
 
 
 def test_only_the_newest_are_looked_at(renderer: ChatRenderer) -> None:

@@ -1,8 +1,9 @@
 """Praised replies that a teacher is shown before it reads a request.
 
-A small model does what it is shown better than what it is told. But what is shown is copied: of
-the replies that pleased, those are taken that are about what was asked, or else a person who
-praises a short "I'm not sure" would soon get nothing else.
+A small model does what it is shown better than what it is told. But what is shown is copied, each
+oddity of it too: so of the replies that pleased, those are taken that are about what was asked, or
+else a person who praises a short "I'm not sure" would soon get nothing else, and that are likely as
+they stand. As long as there are few to choose from, none is shown.
 """
 
 from __future__ import annotations
@@ -52,35 +53,52 @@ class Examples:
         self._renderer = renderer
         self._training = training
         self._longest = longest
-        self._known: dict[str, float] = {}
+        self._known: dict[str, _Seen] = {}
 
     def among(self, turns: Sequence[Turn]) -> list[Example]:
-        """Those of the newest praised turns, oldest first, that are the most about their request.
+        """The better half of the newest praised turns, and none while that is not a choice.
 
-        It takes the better half, and never one that its request does not make likelier.
+        Never is it one that its request does not make likelier.
         """
         found = {turn.id: turn for turn in turns}
         shown = [one for turn in found.values() if (one := example(turn, self._training))]
         shown = shown[-NEWEST:]
         for one in shown:
             if one.turn not in self._known:
-                self._known[one.turn] = self._about(one, found[one.turn])
-        self._known = about = {one.turn: self._known[one.turn] for one in shown}
-        fitting = sorted((one for one in shown if about[one.turn] > 0), key=lambda o: about[o.turn])
-        return fitting[-max(self._training.examples + 1, len(shown) // 2) :]
+                self._known[one.turn] = self._read(one, found[one.turn])
+        self._known = seen = {one.turn: self._known[one.turn] for one in shown}
+        half = len(shown) // 2
+        if half <= self._training.examples:
+            return []
+        fitting = [one for one in shown if seen[one.turn].about > 0]
+        return sorted(fitting, key=lambda one: seen[one.turn].worth)[-half:]
 
-    def _about(self, one: Example, turn: Turn) -> float:
-        """How much likelier the request makes the reply, in nats a token."""
+    def _read(self, one: Example, turn: Turn) -> _Seen:
         prompts = [
             self._renderer.render([{"role": "user", "content": text}]).ids
             for text in (one.request, _NOTHING)
         ]
         if max(map(len, prompts)) + len(turn.sampled_ids) > self._longest:
-            return 0.0  # and so it is not shown
+            return _Seen(about=0.0, likely=0.0)  # and so it is not shown
         asked, unasked = (
-            self._reader.logprobs(prompt, turn.sampled_ids, weights="base") for prompt in prompts
+            fmean(self._reader.logprobs(prompt, turn.sampled_ids, weights="base"))
+            for prompt in prompts
         )
-        return fmean(asked) - fmean(unasked)
+        return _Seen(about=asked - unasked, likely=asked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """What the base says of a praised reply, in nats a token."""
+
+    about: float
+    """How much likelier its request makes it."""
+    likely: float
+    """How likely it is after its request: what is broken is not."""
+
+    @property
+    def worth(self) -> float:
+        return self.about + self.likely
 
 
 def example(turn: Turn, training: TrainingConfig) -> Example | None:
