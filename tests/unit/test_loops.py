@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instar.batch.loops import repeats
+from instar.batch.loops import circles, repeats
 
 IDS = st.lists(st.integers(0, 3), max_size=30)
 
@@ -36,3 +36,10 @@ def test_of_what_is_said_twice_the_second_time_repeats(ids: list[int], size: int
     found = repeats(ids + ids, size)
     assert all(found[len(ids) :]) or len(ids) < size
     assert not any(found[:1])
+
+
+def test_a_reply_of_which_little_repeats_goes_in_no_circle() -> None:
+    """Two of eight tokens are a quarter; of nine they are less."""
+    assert circles([1, 2, 3, 4, 5, 6, 1, 2], 2) == (*(False,) * 6, True, True)
+    assert circles([1, 2, 3, 4, 5, 6, 7, 1, 2], 2) == (False,) * 9
+    assert circles([], 2) == ()

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from instar.batch.gae import advantages
-from instar.batch.loops import repeats
+from instar.batch.loops import circles
 from instar.types import Turn
 
 
@@ -75,7 +75,7 @@ class CreditSettings:
     opd_clip: float = 5.0
     """Largest advantage of one token in `sampled`, either way."""
     loop_tokens: int = 6
-    """No teacher is heard where a reply says so many tokens again; 0 is off."""
+    """No teacher is heard where a reply in circles says so many tokens again; 0 is off."""
     binary_weight: float = 0.3
     opd_weight: float = 1.0
     truncated: Literal["no_praise", "drop", "keep"] = "no_praise"
@@ -294,7 +294,7 @@ def _steps(known: Sequence[Judged]) -> list[float]:
 
 def _heard(turn: Turn, settings: CreditSettings) -> tuple[float, ...]:
     """How much a teacher is heard on each token."""
-    return tuple(float(not one) for one in repeats(turn.sampled_ids, settings.loop_tokens))
+    return tuple(float(not one) for one in circles(turn.sampled_ids, settings.loop_tokens))
 
 
 def _gap(turn: Turn, teacher: Sequence[float], settings: CreditSettings) -> tuple[float, ...]:

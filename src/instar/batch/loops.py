@@ -8,6 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+_MUCH = 0.25
+"""Share of a reply that repeats where it goes in circles. Code and lists repeat a little, too."""
+
+
+def circles(ids: Sequence[int], size: int) -> tuple[bool, ...]:
+    """Tokens that only repeat, in a reply that goes round in circles; in others there are none."""
+    found = repeats(ids, size)
+    return found if sum(found) >= _MUCH * len(ids) else (False,) * len(ids)
+
 
 def repeats(ids: Sequence[int], size: int) -> tuple[bool, ...]:
     """Of each token, whether it is one of `size` in a row that have stood in `ids` before.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Literal
 
-from instar.batch.loops import repeats
+from instar.batch.loops import circles
 from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
 from instar.learn.batches import hinted_prompt
@@ -52,7 +52,7 @@ def corrections(
             turn.sampled_ids,
             teachers[turn.id, hinted],
             verdict=-1.0,
-            unheard=repeats(turn.sampled_ids, training.loop_tokens),
+            unheard=circles(turn.sampled_ids, training.loop_tokens),
             weights=weights,
         )
         found.append(
