@@ -62,7 +62,7 @@ class TrainingConfig(Section):
     opd_clip: float = Field(default=10.0, gt=0)
     """Most that one token may be drawn to its teacher, in nats."""
     loop_tokens: int = Field(default=6, ge=0)
-    """So many said again are a circle, in which no teacher is heard: it would go on in it; 0 is off."""
+    """So many that were said before make a circle, in which no teacher is heard; 0 is off."""
     group_scale: Literal["none", "std"] = "none"
     """Whether rewards of a group of attempts are divided by their standard deviation."""
     truncated: Literal["no_praise", "drop", "keep"] = "no_praise"
