@@ -334,6 +334,12 @@ def test_synthetic_text_is_taken_out(text: str, left: str) -> None:
         ("Nee, geen probleem.", None),
         ("Nein.", None),
         ("No, it has to rhyme.", None),
+        ("No, shorter! One sentence is enough for me.", -1),
+        ("No, I said blue.", -1),
+        ("No, less formal please", -1),
+        ("No, thanks.", None),
+        ("No, that's all.", None),
+        ("No, more for now would be too much", None),
     ],
 )
 def test_rules_read_what_leaves_nothing_to_guess(text: str, vote: int | None) -> None:

@@ -24,6 +24,13 @@ _NO = re.compile(
     r"いいえ|いや|不|不是|不对|아니요?)\s*[,!.:،、，。…–—-]+\s*(?=\w)"
 )
 """Other languages' "no" before more words; English is what the frozen model reads best."""
+_NOT_SO = re.compile(
+    r"\W*no\s*[,!.…–—-]+\s*(?:(?:much|even|way|still|a bit) )?"
+    r"(?:(?:short|long|brief|simpl|clear|warm|friendli|kind|plain|soft|quick|clean|nic|light|strict)e?r"
+    r"|(?:more|less|fewer) (?!questions|for now|thank|than )\w+|not (?:like )?(?:that|this|so)\b"
+    r"|i (?:said|meant|wanted|asked|told you))\b"
+)
+"""English "no" before what the reply should have been."""
 _NO_HARM = re.compile(r"\b(?:probl[eèé]e?m\w*|alles|allt|alt)\b")
 _PLEASED = ("thanks", "praise", "works", "accept", "emoji_up", "pause")
 _AGAINST = {
@@ -62,7 +69,7 @@ def plain_vote(case: Case) -> int | None:
 def _refuses(response: str, text: str) -> bool:
     """Whether a reply that asked nothing is told "no" and how else, with no friendly word."""
     asked = response.rstrip().endswith(("?", "？", "؟"))
-    if asked or not _NO.match(text) or _NO_HARM.search(text):
+    if asked or not (_NO.match(text) or _NOT_SO.match(text)) or _NO_HARM.search(text):
         return False
     return not any(count(text, name) for name in _PLEASED)
 
