@@ -15,7 +15,7 @@ from tiny_models import tiny_llama
 from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
 from instar.learn import gather, learner
-from instar.learn.examples import Example, Examples
+from instar.learn.examples import Example, Examples, Seen
 from instar.learn.learner import Learner
 from instar.publish.gate import Reference
 from instar.publish.versions import VersionFiles
@@ -145,11 +145,13 @@ async def test_a_teacher_is_shown_only_what_its_version_names(
 ) -> None:
     """Who forgets a session forgets the versions whose teacher read of it, too."""
     shown: set[str] = set()
+    were_examples: set[str] = set()
     standing = gather.standing_hint
     plain = gather.hinted_prompt
 
     def spy(turn: Turn, *args: Any, examples: Sequence[Example], **more: Any) -> Any:
         shown.update(one.turn for one in examples)
+        were_examples.update(one.turn for one in examples)
         return plain(turn, *args, examples=examples, **more)
 
     def told(turns: Sequence[Turn]) -> str | None:
@@ -158,7 +160,7 @@ async def test_a_teacher_is_shown_only_what_its_version_names(
 
     monkeypatch.setattr(gather, "hinted_prompt", spy)
     monkeypatch.setattr(gather, "standing_hint", told)
-    monkeypatch.setattr(Examples, "_about", lambda *_: 1.0)
+    monkeypatch.setattr(Examples, "_read", lambda *_: Seen(about=1.0, likely=-1.0))
     for number in range(40):
         await bench.turn(f"{number:03}", score=1 if number % 2 else -1, hint="Be brief.")
     versions = 0
@@ -167,7 +169,7 @@ async def test_a_teacher_is_shown_only_what_its_version_names(
         assert shown, "half of each batch pleased"
         assert shown <= set(await bench.book.turns("ann", outcome.version.name))
         shown.clear()
-    assert versions >= 4
+    assert versions >= 4 and were_examples
 
 
 async def test_the_sampled_token_alone_can_be_drawn_to_the_teacher(bench: Bench) -> None:

@@ -53,7 +53,7 @@ class Examples:
         self._renderer = renderer
         self._training = training
         self._longest = longest
-        self._known: dict[str, _Seen] = {}
+        self._known: dict[str, Seen] = {}
 
     def among(self, turns: Sequence[Turn]) -> list[Example]:
         """The better half of the newest praised turns, and none while that is not a choice.
@@ -73,22 +73,22 @@ class Examples:
         fitting = [one for one in shown if seen[one.turn].about > 0]
         return sorted(fitting, key=lambda one: seen[one.turn].worth)[-half:]
 
-    def _read(self, one: Example, turn: Turn) -> _Seen:
+    def _read(self, one: Example, turn: Turn) -> Seen:
         prompts = [
             self._renderer.render([{"role": "user", "content": text}]).ids
             for text in (one.request, _NOTHING)
         ]
         if max(map(len, prompts)) + len(turn.sampled_ids) > self._longest:
-            return _Seen(about=0.0, likely=0.0)  # and so it is not shown
+            return Seen(about=0.0, likely=0.0)  # and so it is not shown
         asked, unasked = (
             fmean(self._reader.logprobs(prompt, turn.sampled_ids, weights="base"))
             for prompt in prompts
         )
-        return _Seen(about=asked - unasked, likely=asked)
+        return Seen(about=asked - unasked, likely=asked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
+class Seen:
     """What the base says of a praised reply, in nats a token."""
 
     about: float
