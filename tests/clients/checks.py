@@ -9,12 +9,12 @@ from typing import Any
 
 from gate import Served
 
-from instar.batch.credit import Judged
+from instar.batch.credit import Judged, credit
 from instar.batch.render import ChatRenderer
 from instar.batch.template import CHATML, compile_template
 from instar.config import TrainingConfig
 from instar.gateway.history import message_key
-from instar.learn.batches import prepare
+from instar.learn.batches import prepare, settings_of
 from instar.record.store import open_store
 from instar.text import byte_tokenizer
 from instar.types import Turn, Verdict
@@ -87,7 +87,11 @@ async def trained(served: Served, sessions: Iterable[str]) -> set[str]:
     renderer = ChatRenderer(tokenizer, compile_template(CHATML, {}), eos_ids=[end])
     training = TrainingConfig(method="binary", batch_size=len(good))
     batch = prepare(
-        good, training=training, renderer=renderer, version="base", at_least=1, max_tokens=10**7
+        credit(good, training.method, settings_of(training)),
+        training=training,
+        renderer=renderer,
+        version="base",
+        max_tokens=10**7,
     )
     assert batch is not None
     return set(batch.batch.turns)
