@@ -84,7 +84,9 @@ async def trained(served: Served, sessions: Iterable[str]) -> set[str]:
     good = [Judged(turn=replace(one, verdict=Verdict(score=1)), age=0) for one in found]
     tokenizer = byte_tokenizer()
     end = tokenizer.token_to_id("<|im_end|>")
-    renderer = ChatRenderer(tokenizer, compile_template(CHATML, {}), eos_ids=[end])
+    renderer = ChatRenderer(
+        tokenizer, compile_template(CHATML, {}), eos_ids=[] if end is None else [end]
+    )
     training = TrainingConfig(method="binary", batch_size=len(good))
     batch = prepare(
         credit(good, training.method, settings_of(training)),

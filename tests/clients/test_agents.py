@@ -154,7 +154,7 @@ async def test_aider(tmp_path: Path) -> None:
             folder = tmp_path / work
             if not folder.exists():
                 await run(["git", "init", folder], env=env)
-            argv = [INSTALLED / "aider/bin/aider", *options, *words]
+            argv: list[str | Path] = [INSTALLED / "aider/bin/aider", *options, *words]
             return await run(argv, env=env, cwd=folder, typed=typed)
 
         assert "Applied edit to notes.txt" in await say("one", "--message", "Please WRITE one-1")
@@ -184,7 +184,7 @@ def exported(shown: str) -> dict[str, str]:
 
 
 def _is_message(event: dict[str, Any]) -> bool:
-    return event["type"] == "item.completed" and event["item"]["type"] == "agent_message"
+    return bool(event["type"] == "item.completed" and event["item"]["type"] == "agent_message")
 
 
 def check_coder(mine: list[Line]) -> None:

@@ -211,7 +211,7 @@ async def test_a_long_day(tmp_path: Path, way: str) -> None:
 
 
 def session_of(lines: list[Line], text: str) -> str:
-    (name,) = {one["session"] for one in of_kind(lines, "main") if text in last_text(one)}
+    (name,) = {str(one["session"]) for one in of_kind(lines, "main") if text in last_text(one)}
     return name
 
 

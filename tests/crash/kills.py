@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +214,7 @@ class Fleet:
         try:
             if process.status() == psutil.STATUS_ZOMBIE:
                 return False
-            return process.environ().get(MARK) == self.token
+            return bool(process.environ().get(MARK) == self.token)
         except psutil.Error:
             return False
 
@@ -298,7 +299,7 @@ async def kill_often(home: Path, *, layout: str, kills: int, seed: int) -> Run:
             for _ in range(kills):
                 await _moment(rng.choice(MOMENTS), rng.uniform(0, 5), home)
                 victim = rng.choice(WHOLE[layout])
-                await until(lambda victim=victim: fleet.kill(victim), PATIENCE_S)
+                await until(partial(fleet.kill, victim), PATIENCE_S)
                 killed[victim] += 1
             # Everybody is back once there is another version: answered, judged and trained.
             trained = _count(home, "versions")

@@ -21,6 +21,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ def main() -> None:
     dtypes = options.dtypes.split(",")
     if "logprobs" in options.parts:
         for dtype in dtypes:
-            note(f"logprobs {dtype}", attempt(lambda dtype=dtype: logprobs(model, dtype)))
+            note(f"logprobs {dtype}", attempt(partial(logprobs, model, dtype)))
     if "contract" in options.parts:
         first = dtypes[0]
         note(f"contract {first}", attempt(lambda: contract(first, options.pytest)))
