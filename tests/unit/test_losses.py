@@ -347,3 +347,7 @@ def test_a_long_reply_counts_as_much_as_a_short_one() -> None:
 def test_chunks_keep_logits_small() -> None:
     assert losses.chunk_size(49152) * 49152 <= losses.CHUNK_LOGITS
     assert losses.chunk_size(1 << 30) == 16
+    small, large = 8 << 30, 128 << 30
+    assert losses.chunk_size(49152, small) == losses.chunk_size(49152)
+    # 128 GiB / 256 are 2**29 bytes, or 2**27 logits
+    assert losses.chunk_size(1 << 17, large) == 1 << 10

@@ -26,11 +26,15 @@ Head = Callable[[Tensor], Tensor]
 
 CHUNK_LOGITS = 1 << 25
 """Logits in a chunk: 128 MiB of float32."""
+_CHUNK_SHARE = 256
+"""Of a GPU's memory, where that is more: each chunk costs a GPU a moment in which it waits."""
 _MAX_LOG_RATIO = 20.0
 
 
-def chunk_size(vocab: int) -> int:
-    return max(16, CHUNK_LOGITS // vocab)
+def chunk_size(vocab: int, memory: int = 0) -> int:
+    """Tokens whose logits exist at a time, on a device with this much memory of its own."""
+    logits = max(CHUNK_LOGITS, memory // _CHUNK_SHARE // torch.float32.itemsize)
+    return max(16, logits // vocab)
 
 
 def logprobs(

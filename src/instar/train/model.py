@@ -20,6 +20,7 @@ from instar.config import TrainingConfig
 from instar.errors import ModelError
 from instar.threads import Pace, most_threads, read_usage
 from instar.train import adapters, attention, fused, lora, whole
+from instar.train.copying import sent
 from instar.train.limits import Limit, limit_of
 from instar.types import Tree
 
@@ -106,6 +107,13 @@ class Model:
     def vocab(self) -> int:
         return int(self._base.get_input_embeddings().weight.shape[0])
 
+    @property
+    def memory(self) -> int:
+        """Bytes that the device has for itself; a CPU has none."""
+        if self.device.type != "cuda":
+            return 0
+        return int(torch.cuda.get_device_properties(self.device).total_memory)
+
     def trainable(self) -> dict[str, nn.Parameter]:
         root = self.peft if self.peft is not None else self._base
         return {name: one for name, one in root.named_parameters() if one.requires_grad}
@@ -141,8 +149,8 @@ class Model:
             raise ModelError(f"A sequence of {layout.depth} tokens is longer than {self.limit}.")
         with self.precision():
             out = view.body(
-                input_ids=torch.tensor([tree.ids], device=self.device),
-                position_ids=torch.tensor([tree.positions], device=self.device),
+                input_ids=sent(tree.ids, torch.long, self.device)[None],
+                position_ids=sent(tree.positions, torch.long, self.device)[None],
                 use_cache=False,
                 layout=layout,
             )

@@ -21,6 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from instar.train.copying import sent
+
 Stretch = tuple[int, int]
 """Tokens from and to."""
 
@@ -112,7 +114,7 @@ def pack(parts: Sequence[Part], device: torch.device, *, long: int | None = None
 
 
 def _starts(lengths: list[int], device: torch.device) -> Tensor:
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+    return sent([0, *accumulate(lengths)], torch.int32, device)
 
 
 def joined(stretches: Iterable[Stretch]) -> tuple[Stretch, ...]:

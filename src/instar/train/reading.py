@@ -14,6 +14,7 @@ from torch import Tensor
 
 from instar.config import TrainingConfig
 from instar.train import losses
+from instar.train.copying import sent
 from instar.train.linear import LinearHead
 from instar.train.model import Model, View
 from instar.types import Sample, Segment, Tree
@@ -49,7 +50,7 @@ class WeightsReader:
 
     def __init__(self, model: Model, training: TrainingConfig) -> None:
         self.model, self.training = model, training
-        self.chunk = losses.chunk_size(model.vocab)
+        self.chunk = losses.chunk_size(model.vocab, model.memory)
 
     @torch.no_grad()
     def logprobs(
@@ -204,10 +205,10 @@ class WeightsReader:
         return logits
 
     def longs(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.long, device=self.model.device)
+        return sent(values, torch.long, self.model.device)
 
     def floats(self, values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=self.model.device)
+        return sent(values, torch.float32, self.model.device)
 
 
 def path(prompt_ids: Sequence[int], sampled_ids: Sequence[int]) -> Tree:

@@ -113,7 +113,7 @@ class TorchTrainer(WeightsReader):
 
     def accumulate(self, batch: Batch, teachers: Sequence[_Lesson | None] = ()) -> Counter[str]:
         """Add the gradients of a batch to the parameters, one forward pass a sample."""
-        sums: Counter[str] = Counter()
+        every: list[dict[str, Tensor]] = []
         turns, tokens = len(batch.turns), sum(len(sample.at) for sample in batch.samples)
         for at, sample in enumerate(batch.samples):
             weights = losses.token_weights(
@@ -122,8 +122,8 @@ class TorchTrainer(WeightsReader):
             lesson = teachers[at] if teachers else self._teacher(sample)
             loss, terms = self._loss(sample, lesson, weights, turns)
             loss.backward()  # type: ignore[no-untyped-call]
-            sums.update({name: float(value) for name, value in terms.items()})
-        return sums
+            every.append(terms)
+        return _summed(every)
 
     @torch.no_grad()
     def value(self, prompt_ids: Sequence[int]) -> float:
@@ -359,6 +359,15 @@ class TorchTrainer(WeightsReader):
         if self._value is None:
             return []
         return [(f"{_VALUE_HEAD}{name}", one) for name, one in self._value.named_parameters()]
+
+
+def _summed(every: Sequence[Mapping[str, Tensor]]) -> Counter[str]:
+    """Read only once all samples are: a GPU that is asked sooner has nothing to do meanwhile."""
+    if not every:
+        return Counter()
+    names = list(every[0])
+    rows = [torch.stack([terms[name].double() for name in names]) for terms in every]
+    return Counter(dict(zip(names, torch.stack(rows).sum(0).tolist(), strict=True)))
 
 
 def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
