@@ -15,6 +15,7 @@ from statistics import fmean
 
 from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
+from instar.judge.demonstrations import Demonstration, demonstrations
 from instar.judge.next_state import message_text
 from instar.record.redact import redact_text
 from instar.train.reading import WeightsReader
@@ -125,8 +126,17 @@ def messages_for(turn: Turn, examples: Sequence[Example], count: int) -> list[Me
     others = [one for one in examples if one.turn != turn.id and one.request != asked]
     if not count or len(others) < count:
         return []
+    return _talk(random.Random(turn.id).sample(others, count))
+
+
+def demonstrated(turn: Turn, wishes: str, count: int) -> list[Message]:
+    """What these wishes look like where they are obeyed, as a talk before the turn's own."""
+    return _talk(demonstrations(wishes, count=count, seed=turn.id))
+
+
+def _talk(shown: Sequence[Example | Demonstration]) -> list[Message]:
     out: list[Message] = []
-    for one in random.Random(turn.id).sample(others, count):
+    for one in shown:
         out.append({"role": "user", "content": one.request})
         out.append({"role": "assistant", "content": one.reply})
     return out

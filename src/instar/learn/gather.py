@@ -93,7 +93,7 @@ class Gatherer:
         turns = [turn for turn in turns if len(turn.ids) <= self._longest]
         known = await with_sessions(owner, turns, self._turns)
         played = await self._outcomes(owner, turns)
-        standing, examples = (None, []) if played else await self.told(owner, live, turns)
+        standing, examples = (None, None) if played else await self.told(owner, live, turns)
         judged = []
         for turn in turns:
             attempt = played.get(turn.session)
@@ -162,7 +162,7 @@ class Gatherer:
         one: Judged,
         known: dict[str, Turn],
         standing: str | None = None,
-        examples: Sequence[Example] = (),
+        examples: Sequence[Example] | None = None,
     ) -> Judged:
         ids = hinted_prompt(
             one.turn,
