@@ -23,8 +23,12 @@ from instar.judge.wishes import read, split
 
 _SHORT, _USUAL = 30, 35
 """Words of a short reply at most, and of one at least whose length nobody spoke of."""
-_WARM = "Be warm and friendly."
-_WARM_WORDS = re.compile(r"\b(?:friendly|warm|kind)\b")
+_SAID_WITH = (
+    (re.compile(r"\b(?:friendly|warm|kind)\b"), "Be warm and friendly."),
+    (re.compile(r"\bbullet"), "Answer with bullet points."),
+    (re.compile(r"\bbullet"), "Answer with a list."),
+)
+"""What an order about the length asks for besides: "one friendly sentence", "three bullets"."""
 _WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _NUMBERS = {word: number for number, word in enumerate(_WORDS, 1)} | {
     "twenty": 20,
@@ -83,8 +87,7 @@ def _obeyed(one: Demonstration, orders: Sequence[Order]) -> int | None:
     """How many orders it obeys; None where it breaks one, or does what is odd if nobody asked."""
     bank = _bank()
     asked = {order.text for order in orders if order.noun is None}
-    if any(_WARM_WORDS.search(text) for text in asked):
-        asked.add(_WARM)
+    asked |= {more for text in asked for part, more in _SAID_WITH if part.search(text)}
     odd = (one.obeys - asked) & bank.only_if_asked
     if odd or any(asked & bank.against.get(name, set()) for name in one.obeys):
         return None
