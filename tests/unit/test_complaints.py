@@ -139,11 +139,11 @@ def test_no_hint_is_better_than_a_wrong_one(text: str) -> None:
     [
         ("one short sentence, please", "Answer in one short sentence."),
         ("Two sentences.", "Answer in two sentences."),
-        ("bullets please", "Answer with a list."),
+        ("bullets please", "Answer with bullet points."),
         ("numbered list pls", "Answer with a list."),
         ("a table, please", "Answer with a table."),
         ("Just a list.", "Answer with a list."),
-        ("Use bullets.", "Answer with a list."),
+        ("Use bullets.", "Answer with bullet points."),
         ("As a table.", "Answer with a table."),
         ("in celsius", "In celsius"),
         ("as JSON", "As JSON"),

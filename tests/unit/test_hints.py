@@ -16,7 +16,7 @@ from instar.judge.hints import (
     wish_words,
 )
 from instar.judge.next_state import Case
-from instar.judge.orders import sentences
+from instar.judge.orders import sentences, settle
 from instar.judge.wishes import read, split
 
 
@@ -90,6 +90,18 @@ def test_what_is_missing_is_wished_for(text: str, told: str | None) -> None:
         ("An apology would be nice.", None),
         ("Two sentences is too few.", None),
         ("One word answers are useless.", None),
+        ("Don't ask me anything back.", None),
+        ("No question at the end, please.", "Stop after the answer."),
+        ("Please don't end with a question.", None),
+        ("The question at the end is silly.", None),
+        ("You asked a question.", None),
+        ("Don't say sorry.", "Do not apologise."),
+        ("I'm sorry, I meant the other one.", None),
+        ("No comparisons, please.", None),
+        ("Your comparison is wrong.", None),
+        ("Compare it to Python.", None),
+        ("Don't start with a greeting.", None),
+        ("Not just the answer, show how.", None),
         ("One sentence is enough.", "Answer in one sentence."),
         ("At least three sentences.", "Answer in at least three sentences."),
         ("Don't use lists.", "Do not use lists."),
@@ -98,6 +110,35 @@ def test_what_is_missing_is_wished_for(text: str, told: str | None) -> None:
 )
 def test_an_order_is_never_the_contrary_of_what_is_wished(text: str, order: str | None) -> None:
     assert sentences(read(text).orders) == ([] if order is None else [order])
+
+
+@pytest.mark.parametrize(
+    ("text", "orders"),
+    [
+        ("You didn't ask me anything. ", ["End with a question."]),
+        ("Please finish with a question for me.", ["End with a question."]),
+        (
+            "A couple of sentences, and then ask me something.",
+            ["Answer in a couple of sentences.", "End with a question."],
+        ),
+        ("Too dry. Use a comparison.", ["Explain it with a comparison."]),
+        ("Compare it to something I know.", ["Explain it with a comparison."]),
+        ("An analogy would help.", ["Explain it with a comparison."]),
+        ("You forgot to apologise.", ["Say that you are sorry."]),
+        ("Always say sorry first.", ["Say that you are sorry."]),
+        (
+            "Start with a friendly greeting.",
+            ["Be warm and friendly.", "Begin with a friendly greeting."],
+        ),
+        ("Please greet the customer first.", ["Begin with a friendly greeting."]),
+        ("Just the answer, please.", ["Give only the answer."]),
+        ("I don't need the steps, just the result.", ["Give only the answer."]),
+        ("What a list. Only three bullets, please.", ["Answer with three bullets."]),
+    ],
+)
+def test_how_a_reply_begins_ends_and_explains(text: str, orders: list[str]) -> None:
+    found = [order for sentence in split(text) for order in read(sentence).orders]
+    assert sentences(settle(found)) == orders
 
 
 @pytest.mark.parametrize(
@@ -228,7 +269,6 @@ SAME = "the person's own words, as they are"
         ("That's only one sentence, I wanted three.", SAME),
         ("You repeated one sentence twice.", SAME),
         ("Don't give me only the code, explain it too.", SAME),
-        ("I don't need the steps, just the result.", SAME),
         ("No step by step stuff please.", SAME),
         ("Don't skip the steps.", SAME),
         ("The steps are in the wrong order.", SAME),

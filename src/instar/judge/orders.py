@@ -37,6 +37,9 @@ def settle(orders: Sequence[Order]) -> tuple[Order, ...]:
         for one in orders
         if not (one.general and one.about in exact)
     ]
+    if any(one.about == "length" and "bullet" in one.text for one in left):
+        # "What a list. Only three bullets" says all about lists that there is to say.
+        left = [one for one in left if one.about != "list"]
     left = list(dict.fromkeys(left))
     texts: dict[str, set[str]] = {}
     for one in left:
