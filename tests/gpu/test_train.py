@@ -55,6 +55,20 @@ def test_fused_kernels_give_the_gradients_that_masks_give(tmp_path: Path, prompt
     assert distance < 0.05
 
 
+def test_a_broken_gradient_changes_no_weight(tmp_path: Path) -> None:
+    folder = tiny_llama(tmp_path, **SHAPE)
+    trainer = TorchTrainer(folder, TrainingConfig(), device="cuda", dtype="bfloat16")
+    stir(trainer)
+    before = {name: one.clone() for name, one in trainer.model.trainable().items()}
+    broken = [earned(turn("t0", [11, 12, 13], [14, 15]), float("inf"))]
+    assert trainer.step(Batch(samples=merge(broken).samples, version="base"))["skipped"] == 1
+    assert all(torch.equal(before[name], one) for name, one in trainer.model.trainable().items())
+    assert trainer.step(comb())["skipped"] == 0
+    assert not all(
+        torch.equal(before[name], one) for name, one in trainer.model.trainable().items()
+    )
+
+
 def test_a_model_on_the_cpu_beside_it_goes_on_as_before(tmp_path: Path) -> None:
     folder = tiny_llama(tmp_path, **SHAPE)
     judge = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -187,8 +187,8 @@ class Kernels:
 
 
 def rounded(size: int) -> int:
-    """A sixteenth longer at most: a kernel is planned anew for each length, which takes 80 ms."""
-    step = 1 << max(0, size.bit_length() - 5)
+    """A 64th longer at most: a kernel is planned anew for each length, which takes 80 ms."""
+    step = 1 << max(0, size.bit_length() - 7)
     return -(-size // step) * step
 
 

@@ -91,28 +91,40 @@ class TorchTrainer(WeightsReader):
         if not batch.turns:
             raise ValueError("the batch has no turn with credit; there is nothing to train on")
         self._optimizer.zero_grad(set_to_none=True)
-        sums = self.accumulate(batch, teachers)
+        terms = self.accumulate(batch, teachers)
         held = self._anchors.accumulate(
             self.steps, count=self.training.anchors, weight=self.training.anchor_weight
         )
-        norm = float(
-            nn.utils.clip_grad_norm_(self._parameters.values(), self.training.clip_grad_norm)
-        )
+        norm = nn.utils.clip_grad_norm_(self._parameters.values(), self.training.clip_grad_norm)
         rate = length * self._rate()
-        # One broken batch must not break the weights for good.
-        sound = bool(torch.isfinite(torch.tensor(norm)))
-        if sound:
-            for group in self._optimizer.param_groups:
-                group["lr"] = rate
-            self._optimizer.step()
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._update(sound=torch.isfinite(norm))
         self._optimizer.zero_grad(set_to_none=True)
         self.steps += 1
+        # Read only now: a GPU that is asked sooner has nothing to do meanwhile.
+        size = float(norm)
+        skipped = 1.0 - math.isfinite(size)
         return (
-            _metrics(batch, sums) | held | {"grad_norm": norm, "lr": rate, "skipped": 1.0 - sound}
+            _metrics(batch, _summed(terms))
+            | held
+            | {"grad_norm": size, "lr": rate, "skipped": skipped}
         )
 
-    def accumulate(self, batch: Batch, teachers: Sequence[_Lesson | None] = ()) -> Counter[str]:
-        """Add the gradients of a batch to the parameters, one forward pass a sample."""
+    def _update(self, *, sound: Tensor) -> None:
+        """One broken batch must not break the weights for good."""
+        if self.model.device.type == "cuda":
+            # Its optimiser looks there itself; asked here, the GPU would wait for the answer.
+            self._optimizer.found_inf = 1.0 - sound.float()  # type: ignore[attr-defined]
+            self._optimizer.step()
+        elif sound:
+            self._optimizer.step()
+
+    def accumulate(
+        self, batch: Batch, teachers: Sequence[_Lesson | None] = ()
+    ) -> list[dict[str, Tensor]]:
+        """Add the gradients of a batch to the parameters, one forward pass a sample; gives what
+        its metrics are made of."""
         every: list[dict[str, Tensor]] = []
         turns, tokens = len(batch.turns), sum(len(sample.at) for sample in batch.samples)
         for at, sample in enumerate(batch.samples):
@@ -123,7 +135,7 @@ class TorchTrainer(WeightsReader):
             loss, terms = self._loss(sample, lesson, weights, turns)
             loss.backward()  # type: ignore[no-untyped-call]
             every.append(terms)
-        return _summed(every)
+        return every
 
     @torch.no_grad()
     def value(self, prompt_ids: Sequence[int]) -> float:
@@ -362,7 +374,6 @@ class TorchTrainer(WeightsReader):
 
 
 def _summed(every: Sequence[Mapping[str, Tensor]]) -> Counter[str]:
-    """Read only once all samples are: a GPU that is asked sooner has nothing to do meanwhile."""
     if not every:
         return Counter()
     names = list(every[0])
