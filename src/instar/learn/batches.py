@@ -13,7 +13,7 @@ from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
 from instar.judge.hints import teacher_system
 from instar.judge.standing import standing_wishes, with_standing
-from instar.learn.examples import Example, demonstrated, messages_for
+from instar.learn.examples import Example, talk_before
 from instar.record.redact import redact_text, redacted_tokens
 from instar.types import Batch, Message, Turn
 
@@ -81,8 +81,8 @@ def hinted_prompt(
 ) -> tuple[int, ...] | None:
     """The turn's prompt as the teacher reads it, or None where there is no hint.
 
-    Some of the `examples` come between the hint and the history, and where there are none to
-    choose from, what shows the hint obeyed; None shows nothing. With the reply it has at most
+    Between the hint and the history comes what shows it obeyed, and some of the `examples`;
+    None shows nothing. With the reply it has at most
     `longest` tokens: the examples stay out where they do not fit, and where the hint alone does
     not, there is no teacher.
     """
@@ -91,9 +91,10 @@ def hinted_prompt(
         return None
     # What the teacher reads, the policy learns: an address in a hint would be learned with it.
     hint, _ = redact_text(hint, training.redact, patterns=training.redact_patterns)
-    shown = [] if examples is None else messages_for(turn, examples, training.examples)
-    if examples is not None and not shown:
-        shown = demonstrated(turn, wishes_for(turn, standing), training.examples)
+    shown: list[Message] = []
+    if examples is not None:
+        wishes = wishes_for(turn, standing)
+        shown = talk_before(turn, examples, wishes=wishes, count=training.examples)
     for between in (shown, []) if shown else ([],):
         messages, moved = with_hint(turn.messages, hint)
         messages, moved = [messages[0], *between, *messages[1:]], moved + len(between)

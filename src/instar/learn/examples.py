@@ -129,9 +129,14 @@ def messages_for(turn: Turn, examples: Sequence[Example], count: int) -> list[Me
     return _talk(random.Random(turn.id).sample(others, count))
 
 
-def demonstrated(turn: Turn, wishes: str, count: int) -> list[Message]:
-    """What these wishes look like where they are obeyed, as a talk before the turn's own."""
-    return _talk(demonstrations(wishes, count=count, seed=turn.id))
+def talk_before(
+    turn: Turn, examples: Sequence[Example], *, wishes: str, count: int
+) -> list[Message]:
+    """So many replies that a teacher is shown: half are what obeys these wishes, then come those
+    that pleased. Where there are none of one kind, all are of the other."""
+    demonstrated = count if not examples else count // 2
+    first = _talk(demonstrations(wishes, count=demonstrated, seed=turn.id))
+    return first + messages_for(turn, examples, count - len(first) // 2)
 
 
 def _talk(shown: Sequence[Example | Demonstration]) -> list[Message]:

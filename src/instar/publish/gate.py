@@ -20,7 +20,8 @@ The rules, all of which must hold:
   paired resamplings of the turns say worse too (bootstrap; the same turns are compared, so that
   easy and hard ones cancel). Few turns vary less when they are drawn again than new ones would:
   what lies between is made wider by as much as Student's t is wider than the normal curve. One
-  turn cannot be resampled at all: the tolerance is four times as large.
+  turn cannot be resampled at all, and two or three are hardly ever like all others: fewer than
+  four have to say it louder. The tolerance is then 12, 6 or 4 times as large.
   The tolerance is at least a quarter of what the live version has gained on the base there: a
   first update often goes too far, and old replies drift apart from new ones that please as
   well. What is left is never below the base.
@@ -65,8 +66,11 @@ RESAMPLES = 2000
 CONFIDENCE = 0.95
 NORMAL, STUDENT = 1.645, (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
 """What 95 of 100 lie below: of the normal curve, and of Student's t with 1, 2, ... degrees."""
-ALONE = 4.0
-"""How many times the tolerance a single turn may lose."""
+FEW = 12
+"""Over their number, how many times the tolerance fewer corrections than `ENOUGH` may lose.
+
+Two of ten first updates, all honest, lost 0.22 on a single one and 0.05 on each of three.
+"""
 GIVE_BACK = 0.25
 """Share of what was gained on held-out turns that one update may give back."""
 ASTRAY = 1.0
@@ -261,7 +265,7 @@ def _verdicts(
 
     def compared(measure: str) -> Comparison | None:
         gained = _gained(base.corrections, before, lambda one: float(getattr(one, measure)))
-        wide = margin * (ALONE if turns == 1 else 1.0)
+        wide = margin * (FEW / turns if 0 < turns < ENOUGH else 1.0)
         return _compare(before, after, measure, wide, may_lose=GIVE_BACK * gained)
 
     return {
