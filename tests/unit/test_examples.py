@@ -13,7 +13,7 @@ from instar.backends.embedded import embedded_model
 from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
 from instar.learn.batches import hinted_prompt
-from instar.learn.examples import NEWEST, Example, Examples, example, messages_for
+from instar.learn.examples import NEWEST, Example, Examples, example, messages_for, talk_before
 from instar.types import Hint, Message, Sampling, Turn, Verdict
 
 TRAINING = TrainingConfig()
@@ -150,13 +150,34 @@ def test_a_turn_is_shown_neither_itself_nor_its_own_request() -> None:
     assert messages_for(own, shown, 0) == []
 
 
+@pytest.mark.parametrize(
+    ("wishes", "pleased_before", "obeying", "pleasing"),
+    [
+        ("Keep the answer short.", 0, 2, 0),
+        ("Keep the answer short.", 4, 1, 1),
+        ("Say it like my uncle.", 4, 0, 2),
+        ("Say it like my uncle.", 0, 0, 0),
+    ],
+)
+def test_what_obeys_is_shown_before_what_pleased(
+    wishes: str, pleased_before: int, obeying: int, pleasing: int
+) -> None:
+    shown = [Example(turn=f"t{n}", request=f"q{n}", reply=f"a{n}") for n in range(pleased_before)]
+    talk = talk_before(pleased("x", "q"), shown, wishes=wishes, count=2)
+    replies = [str(one["content"]) for one in talk if one["role"] == "assistant"]
+    assert [one[0] == "a" and one[1:].isdigit() for one in replies] == (
+        [False] * obeying + [True] * pleasing
+    )
+    assert not talk_before(pleased("x", "q"), shown, wishes=wishes, count=0)
+
+
 def test_examples_come_between_the_hint_and_the_history(renderer: ChatRenderer) -> None:
     shown = [Example(turn=f"t{n}", request=f"ask {n}", reply=f"say {n}") for n in range(2)]
-    told = pleased("x", "How?", verdict=Verdict(score=-1), hint=Hint(text="Be brief."))
+    told = pleased("x", "How?", verdict=Verdict(score=-1), hint=Hint(text="Mention Bob."))
     ids = hinted_prompt(told, renderer, {}, training=TRAINING, longest=999, examples=shown)
     assert ids is not None
     text = renderer.tokenizer.decode(list(ids), skip_special_tokens=False)
-    places = [text.index(one) for one in ("Be brief.", "ask 0", "say 0", "How?")]
+    places = [text.index(one) for one in ("Mention Bob.", "ask 0", "say 0", "How?")]
     assert places == sorted(places) and text.index("say 1") < places[-1]
     none = TrainingConfig(examples=0)
     alone = hinted_prompt(told, renderer, {}, training=none, longest=999, examples=shown)
