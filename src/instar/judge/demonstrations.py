@@ -83,6 +83,20 @@ def demonstrations(hint: str, *, count: int, seed: str) -> list[Demonstration]:
     return random.Random(seed).sample(fitting, count)
 
 
+def as_ordered(reply: str, hint: str) -> bool:
+    """Whether a reply is as long as a hint orders, and no list where none is wanted: what can be
+    counted of a hint's orders."""
+    orders = settle([order for sentence in split(hint) for order in read(sentence).orders])
+    one = Demonstration(request="", reply=reply, obeys=frozenset())
+    return _has_form(one, orders)
+
+
+def _has_form(one: Demonstration, orders: Sequence[Order]) -> bool:
+    if one.amount("bullet") and any(order.noun == "lists" for order in orders):
+        return False
+    return all(_is_as_long(one, order.text) for order in orders if order.about == "length")
+
+
 def _obeyed(one: Demonstration, orders: Sequence[Order]) -> int | None:
     """How many orders it obeys; None where it breaks one, or does what is odd if nobody asked."""
     bank = _bank()
@@ -91,12 +105,10 @@ def _obeyed(one: Demonstration, orders: Sequence[Order]) -> int | None:
     odd = (one.obeys - asked) & bank.only_if_asked
     if odd or any(asked & bank.against.get(name, set()) for name in one.obeys):
         return None
+    if not _has_form(one, orders):
+        return None
     lengths = [order for order in orders if order.about == "length"]
-    if not all(_is_as_long(one, order.text) for order in lengths):
-        return None
     if not lengths and not one.obeys & bank.only_if_asked and one.amount("word") < _USUAL:
-        return None
-    if one.amount("bullet") and any(order.noun == "lists" for order in orders):
         return None
     plain = [
         order

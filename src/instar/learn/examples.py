@@ -15,7 +15,7 @@ from statistics import fmean
 
 from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
-from instar.judge.demonstrations import Demonstration, demonstrations
+from instar.judge.demonstrations import Demonstration, as_ordered, demonstrations
 from instar.judge.next_state import message_text
 from instar.record.redact import redact_text
 from instar.train.reading import WeightsReader
@@ -132,11 +132,16 @@ def messages_for(turn: Turn, examples: Sequence[Example], count: int) -> list[Me
 def talk_before(
     turn: Turn, examples: Sequence[Example], *, wishes: str, count: int
 ) -> list[Message]:
-    """So many replies that a teacher is shown: half are what obeys these wishes, then come those
-    that pleased. Where there are none of one kind, all are of the other."""
-    demonstrated = count if not examples else count // 2
-    first = _talk(demonstrations(wishes, count=demonstrated, seed=turn.id))
-    return first + messages_for(turn, examples, count - len(first) // 2)
+    """So many replies that a teacher is shown: such as pleased and have the form that is wished.
+
+    Where too few did, others obey these wishes; where nothing is known to, any that pleased.
+    """
+    formed = [one for one in examples if as_ordered(one.reply, wishes)]
+    return (
+        messages_for(turn, formed, count)
+        or _talk(demonstrations(wishes, count=count, seed=turn.id))
+        or messages_for(turn, examples, count)
+    )
 
 
 def _talk(shown: Sequence[Example | Demonstration]) -> list[Message]:
