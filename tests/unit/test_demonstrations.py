@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instar.judge.demonstrations import Demonstration, _bank, demonstrations
+from instar.judge.demonstrations import Demonstration, _bank, as_ordered, demonstrations
 from instar.judge.orders import wish_data
 
 ORDERS = {one["order"] for one in wish_data()["wishes"]}
@@ -47,6 +47,24 @@ def test_what_is_shown_obeys(hint: str, form: str) -> None:
 def test_words_are_counted(most: int) -> None:
     for one in shown(f"Use at most {most} words."):
         assert len(one.reply.split()) <= most
+
+
+@pytest.mark.parametrize(
+    ("hint", "reply", "ordered"),
+    [
+        ("Answer in one sentence.", "So it is.", True),
+        ("Answer in one sentence.", "So it is. And so it goes.", False),
+        ("Answer in one short sentence.", "So " * 31 + "it is.", False),
+        ("Answer in at least two sentences.", "So it is. And so it goes. On.", True),
+        ("Answer with two bullets.", "- one\n- two", True),
+        ("Answer with two bullets.", "One and two.", False),
+        ("Do not use lists.", "1. one\n2. two", False),
+        ("Be warm and friendly.", "Go away.", True),
+        ("", "- one", True),
+    ],
+)
+def test_the_form_is_counted(hint: str, reply: str, ordered: bool) -> None:
+    assert as_ordered(reply, hint) is ordered
 
 
 @pytest.mark.parametrize(

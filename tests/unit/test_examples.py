@@ -153,13 +153,16 @@ def test_a_turn_is_shown_neither_itself_nor_its_own_request() -> None:
 @pytest.mark.parametrize(
     ("wishes", "pleased_before", "obeying", "pleasing"),
     [
-        ("Keep the answer short.", 0, 2, 0),
-        ("Keep the answer short.", 4, 1, 1),
+        ("Keep the answer short.", 4, 0, 2),
+        ("Keep the answer short.", 2, 0, 2),
+        ("Keep the answer short.", 1, 2, 0),
+        ("Answer with two bullet points.", 4, 2, 0),
+        ("Answer with nine bullet points.", 4, 0, 2),
         ("Say it like my uncle.", 4, 0, 2),
-        ("Say it like my uncle.", 0, 0, 0),
+        ("Say it like my uncle.", 1, 0, 0),
     ],
 )
-def test_what_obeys_is_shown_before_what_pleased(
+def test_what_pleased_is_shown_if_it_has_the_form_that_is_wished(
     wishes: str, pleased_before: int, obeying: int, pleasing: int
 ) -> None:
     shown = [Example(turn=f"t{n}", request=f"q{n}", reply=f"a{n}") for n in range(pleased_before)]
