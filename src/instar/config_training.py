@@ -112,7 +112,7 @@ class TrainingConfig(Section):
     teacher_share: float = Field(default=0.5, ge=0, le=1)
     """How much of the teacher is the model as trained so far, hinted like the frozen base."""
     examples: int = Field(default=2, ge=0)
-    """Praised replies to other requests that the teacher is shown before it reads one."""
+    """Replies to other requests, praised or such as obey, that the teacher is shown first."""
     max_staleness: int = Field(default=4, ge=0)
     """Turns sampled by a version more than this many before the live one are left out."""
     max_tokens: int = Field(default=8192, ge=64)

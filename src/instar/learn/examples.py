@@ -1,9 +1,10 @@
-"""Praised replies that a teacher is shown before it reads a request.
+"""Replies that a teacher is shown before it reads a request: such as pleased, or such as obey.
 
 A small model does what it is shown better than what it is told. But what is shown is copied, each
 oddity of it too: so of the replies that pleased, those are taken that are about what was asked, or
 else a person who praises a short "I'm not sure" would soon get nothing else, and that are likely as
-they stand. As long as there are few to choose from, none is shown.
+they stand, and that have the form that is wished. As long as there are few to choose from, what
+obeys is shown in their place.
 """
 
 from __future__ import annotations
