@@ -68,7 +68,7 @@ class Demonstration:
 
 def demonstrations(hint: str, *, count: int, seed: str) -> list[Demonstration]:
     """So many that obey a hint's orders, the same ones for the same `seed`; none if too few do."""
-    orders = settle([order for sentence in split(hint) for order in read(sentence).orders])
+    orders = _orders(hint)
     ranked: dict[int, list[Demonstration]] = {}
     for one in _bank().shown:
         if (obeyed := _obeyed(one, orders)) is not None:
@@ -86,9 +86,13 @@ def demonstrations(hint: str, *, count: int, seed: str) -> list[Demonstration]:
 def as_ordered(reply: str, hint: str) -> bool:
     """Whether a reply is as long as a hint orders, and no list where none is wanted: what can be
     counted of a hint's orders."""
-    orders = settle([order for sentence in split(hint) for order in read(sentence).orders])
     one = Demonstration(request="", reply=reply, obeys=frozenset())
-    return _has_form(one, orders)
+    return _has_form(one, _orders(hint))
+
+
+@functools.lru_cache(maxsize=64)
+def _orders(hint: str) -> tuple[Order, ...]:
+    return settle([order for sentence in split(hint) for order in read(sentence).orders])
 
 
 def _has_form(one: Demonstration, orders: Sequence[Order]) -> bool:
