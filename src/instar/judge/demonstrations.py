@@ -127,11 +127,11 @@ def _is_as_long(one: Demonstration, order: str) -> bool:
     if found is None:
         return order == "Keep the answer short." and one.amount("word") <= _SHORT
     low, high = _number(found["low"]), _number(found["high"] or found["low"])
-    if found["unit"] == "word":
-        return one.amount("word") <= high
     amount = one.amount(found["unit"])
-    if found["how"]:
-        return amount <= high if found["how"] == "at most " else amount >= low
+    if found["how"] == "at least ":
+        return amount >= low
+    if found["how"] or found["unit"] == "word":  # nobody counts words so closely
+        return amount <= high
     short = "short" not in order or one.amount("word") <= _SHORT
     return low <= amount <= high and short
 
