@@ -115,6 +115,8 @@ def test_a_failure_wins_over_successes_wherever_it_stands(parts: list[tuple[str,
         '{"isError": true, "content": "city is required"}',
         '{"error": "no such city"}',
         '{"timed_out": true, "stdout": ""}',
+        "Timeout 30000ms exceeded waiting for selector '#buy'",
+        "Timed out after 30 seconds",
     ],
 )
 def test_errors_that_cannot_be_mistaken(text: str) -> None:
@@ -140,6 +142,7 @@ exit code: 2"""
         ('shell({"command": ["bash", "-lc", "cat run.sh"]})', "#!/bin/sh\nset -e\nfail\nexit 1"),
         (shell("git log -3"), "commit 1\n    Fix: ValueError: x\nerror: y\nexit code: 1\n"),
         (shell("cat a.log"), json.dumps({"output": LOG, "metadata": {"exit_code": 0}})),
+        (shell("grep -n error app.log"), "12:error: disk full\n90:error: timeout"),
         (shell("git diff"), '-    raise ValueError("bad")\n+    return None'),
         (shell("./run.sh"), "exit code: 0\nworker 3 exited with code 1, started again\nall fine"),
         (shell("./run.sh"), json.dumps({"exit_code": 0, "stderr": "error: exit code: 3"})),
@@ -245,6 +248,8 @@ def test_the_status_of_a_search_is_an_answer(call: str, text: str, expected: int
     [
         ('{"status":"ok","replicas":3}', (1, True)),
         ('{"result": "success"}', (1, True)),
+        ('{"id": "ZX81", "status": "confirmed"}', (1, True)),
+        ('{"id": "ZX81", "status": "confirmed", "error": "no seat"}', (-1, True)),
         ('{"status": 200, "body": "an error page"}', (1, True)),
         ('{"statusCode": 404, "message": "gone"}', (-1, True)),
         ('{"status": "ok", "error": "no such city"}', (-1, True)),

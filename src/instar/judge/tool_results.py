@@ -37,6 +37,7 @@ _ERROR = re.compile(
     r"|^(?:.*: )?segmentation fault|\(core dumped\)$|^unhandled |terminated by signal \d"
     r"|^(?:ba|z|da|k|)sh: .*(?:not found|no such file|permission denied|syntax error)"
     r"|^(?:\S+: )?(?:line \d+: )?\S+: command not found"
+    r"|^timeout (?:of )?\d+ ?m?s exceeded|^timed out (?:after|waiting)"
     r"|^failed \S+::\w|^e   \S"
     r"|^[^\w\n]*(?:tests: +)?[1-9]\d* (?:failed|errors?)\b.*\b(?:passed|in \d)"
     r"|^test result: failed|^failed \(\w+=\d|^<tool_use_error>",
@@ -61,10 +62,13 @@ _PLACED = re.compile(
 )
 """How a line of a log begins, one that a search found in a file, and one of a comparison; a tool's
 message does not."""
+_NUMBERED = re.compile(r"\d+[:-]")
+"""How a line begins that a search found in its only file."""
 _FALSE = ("ok", "success", "successful", "succeeded")
 _TRUE = ("iserror", "is_error")
 _PROBLEMS = ("error", "errors", "warnings")
 _SAYS = ("status", "result")
+_DONE = frozenset((*_FALSE, "done", "confirmed", "completed", "created", "sent", "saved", "booked"))
 _ENVELOPES = ("result", "response")
 """Objects in which another says how it went, as in JSON-RPC."""
 _HTTP = ("status", "statuscode", "status_code", "httpstatus", "http_status")
@@ -95,7 +99,8 @@ def read_result(result: ToolResult) -> Reading:
     for vote in (by_status, _by_flags(values, shows=shows)):
         if vote is not None:
             return Reading(vote=vote, sure=True, shapes=shapes)
-    if shows and (sure := _is_content(text)) is not None:
+    searched = status_1(result.call) == 0
+    if shows and (sure := _is_content(text, searched=searched)) is not None:
         return Reading(vote=1, sure=sure, shapes=shapes)
     if _is_found(text, values, shapes):
         return Reading(vote=1, sure=True, shapes=shapes)
@@ -169,7 +174,7 @@ def _flag(value: Mapping[str, Any]) -> int | None:
         return -1
     if any(one in ([], {}) for name, one in named.items() if name not in _PROBLEMS):
         return None  # it may have found nothing
-    fine = any(str(named.get(name)).lower() in _FALSE for name in _SAYS) or _code(named) == 1
+    fine = any(str(named.get(name)).lower() in _DONE for name in _SAYS) or _code(named) == 1
     good = fine or any(named.get(name) is True for name in _FALSE) or "error" in named
     return 1 if good else None
 
@@ -183,10 +188,12 @@ def _code(named: Mapping[str, Any]) -> int | None:
     )
 
 
-def _is_content(text: str) -> bool | None:
+def _is_content(text: str, *, searched: bool) -> bool | None:
     """Whether this is what was to be shown and surely so; None where it may be the tool's own
     message, which is short, or begins as an error does."""
     lines = text.strip().splitlines()
+    if searched and lines and all(map(_NUMBERED.match, lines)):
+        return True
     begins_as_error = _HEAD.match(text[:_HEAD_CHARS]) is not None
     if len(lines) < _LINES and len(text) < _SHORT:
         return True if lines and not begins_as_error and all(map(_PLACED.match, lines)) else None
