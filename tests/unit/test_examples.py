@@ -13,7 +13,7 @@ from instar.backends.embedded import embedded_model
 from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
 from instar.learn.batches import hinted_prompt
-from instar.learn.examples import NEWEST, Example, Examples, example, messages_for, talk_before
+from instar.learn.examples import NEWEST, Example, Examples, example, talk_before
 from instar.types import Hint, Message, Sampling, Turn, Verdict
 
 TRAINING = TrainingConfig()
@@ -94,11 +94,11 @@ def chooser(renderer: ChatRenderer, training: TrainingConfig = TRAINING) -> tupl
     return chosen, reader
 
 
-def test_the_better_half_of_what_is_about_its_request_is_shown(renderer: ChatRenderer) -> None:
+def test_what_is_about_its_request_is_ranked(renderer: ChatRenderer) -> None:
     examples, reader = chooser(renderer)
     gains = [5, 1, 8, 3, 2, 7, 4, 6]
     turns = [pleased(f"t{gain}", sampled_ids=(gain, 0)) for gain in gains]
-    assert [one.turn for one in examples.among(turns)] == ["t5", "t6", "t7", "t8"]
+    assert [one.turn for one in examples.among(turns)] == [f"t{n}" for n in range(1, 9)]
     assert reader.asked == 16
     examples.among(turns)
     assert reader.asked == 16, "the base is asked once of each"
@@ -117,7 +117,7 @@ def test_none_is_shown_while_there_is_no_choice(renderer: ChatRenderer) -> None:
     examples, _ = chooser(renderer)
     turns = [pleased(f"t{gain}", sampled_ids=(gain, 0)) for gain in range(1, 7)]
     assert examples.among(turns[:5]) == []
-    assert [one.turn for one in examples.among(turns)] == ["t4", "t5", "t6"]
+    assert len(examples.among(turns)) == 6
 
 
 def test_a_broken_reply_is_not_shown_though_its_request_explains_it(renderer: ChatRenderer) -> None:
@@ -128,50 +128,69 @@ def test_a_broken_reply_is_not_shown_though_its_request_explains_it(renderer: Ch
         (said[tuple(sampled)][tuple(prompt) == reader.nothing],)
     )
     turns = [pleased(f"t{ids[0]}", sampled_ids=ids) for ids in said]
-    assert [one.turn for one in examples.among(turns)] == ["t2", "t1", "t0"]
+    assert [one.turn for one in examples.among(turns)] == ["t9", "t4", "t3", "t2", "t1", "t0"]
 
 
 def test_only_the_newest_are_looked_at(renderer: ChatRenderer) -> None:
     examples, reader = chooser(renderer)
     turns = [pleased(f"t{n}", sampled_ids=(5, 0)) for n in range(NEWEST + 10)]
     found = examples.among([*turns, turns[0], pleased("x", verdict=None)])
-    assert len(found) == NEWEST // 2 and reader.asked == 2 * NEWEST
+    assert len(found) == NEWEST and reader.asked == 2 * NEWEST
     assert all(int(one.turn[1:]) >= 10 for one in found)
 
 
+NAMED = [Example(turn=f"t{n}", request=f"q{n}", reply=f"a{n}") for n in range(6)]
+
+
+def shown_to(turn: Turn, examples: Sequence[Example], *, wishes: str, count: int = 2) -> list[str]:
+    talk = talk_before(turn, examples, wishes=wishes, count=count)
+    assert [one["role"] for one in talk] == ["user", "assistant"] * (len(talk) // 2)
+    assert talk == talk_before(turn, examples, wishes=wishes, count=count), "the same each time"
+    return [str(one["content"]) for one in talk if one["role"] == "assistant"]
+
+
 def test_a_turn_is_shown_neither_itself_nor_its_own_request() -> None:
-    shown = [Example(turn=f"t{n}", request=f"q{n}", reply=f"a{n}") for n in range(4)]
     own = pleased("t0", "q1")
-    found = messages_for(own, shown, 2)
-    assert {one["content"] for one in found} == {"q2", "a2", "q3", "a3"}
-    assert [one["role"] for one in found] == ["user", "assistant"] * 2
-    assert found == messages_for(own, shown, 2), "the same at every call"
-    assert messages_for(own, shown, 3) == [], "too few of them are none"
-    assert messages_for(own, shown, 0) == []
+    assert set(shown_to(own, NAMED[:4], wishes="")) == {"a2", "a3"}
+    assert shown_to(own, NAMED[:4], wishes="", count=3) == [], "too few of them are none"
+    assert shown_to(own, NAMED[:4], wishes="", count=0) == []
+
+
+def test_the_better_half_is_shown() -> None:
+    for name in "abcdefgh":
+        assert set(shown_to(pleased(name, "q"), NAMED, wishes="")) <= {"a3", "a4", "a5"}
 
 
 @pytest.mark.parametrize(
-    ("wishes", "pleased_before", "obeying", "pleasing"),
+    ("wishes", "pleased_before", "obeying"),
     [
-        ("Keep the answer short.", 4, 0, 2),
-        ("Keep the answer short.", 2, 0, 2),
-        ("Keep the answer short.", 1, 2, 0),
-        ("Answer with two bullet points.", 4, 2, 0),
-        ("Answer with nine bullet points.", 4, 0, 2),
-        ("Say it like my uncle.", 4, 0, 2),
-        ("Say it like my uncle.", 1, 0, 0),
+        ("Keep the answer short.", 4, [False, False]),
+        ("Keep the answer short.", 2, [False, False]),
+        ("Keep the answer short.", 1, [True, True]),
+        ("Answer with two bullet points.", 4, [True, True]),
+        ("Answer with nine bullet points.", 4, [False, False]),
+        ("Say it like my uncle.", 4, [False, False]),
+        ("Say it like my uncle.", 1, []),
     ],
 )
-def test_what_pleased_is_shown_if_it_has_the_form_that_is_wished(
-    wishes: str, pleased_before: int, obeying: int, pleasing: int
+def test_what_obeys_is_shown_until_enough_has_pleased(
+    wishes: str, pleased_before: int, obeying: list[bool]
 ) -> None:
-    shown = [Example(turn=f"t{n}", request=f"q{n}", reply=f"a{n}") for n in range(pleased_before)]
-    talk = talk_before(pleased("x", "q"), shown, wishes=wishes, count=2)
-    replies = [str(one["content"]) for one in talk if one["role"] == "assistant"]
-    assert [one[0] == "a" and one[1:].isdigit() for one in replies] == (
-        [False] * obeying + [True] * pleasing
-    )
-    assert not talk_before(pleased("x", "q"), shown, wishes=wishes, count=0)
+    found = shown_to(pleased("x", "q"), NAMED[:pleased_before], wishes=wishes)
+    assert [not one[1:].isdigit() for one in found] == obeying
+    assert not shown_to(pleased("x", "q"), NAMED, wishes=wishes, count=0)
+
+
+def test_the_last_one_has_the_form_that_is_wished() -> None:
+    """Who asks for one sentence may be pleased with two, and a teacher shown two writes three."""
+    longer = [replace(one, reply=f"{one.reply} is. It is so.") for one in NAMED]
+    wish = "Answer in one short sentence."
+    first, last = shown_to(pleased("x", "q"), longer, wishes=wish)
+    assert first in [one.reply for one in longer[3:]] and last.count(".") == 1
+    assert last not in [one.reply for one in longer]
+    short = [replace(one, turn=f"{one.turn}s", reply=f"{one.reply} is.") for one in NAMED]
+    first, last = shown_to(pleased("x", "q"), [*longer, *short[:3]], wishes=wish)
+    assert last in [one.reply for one in short[1:3]]
 
 
 def test_examples_come_between_the_hint_and_the_history(renderer: ChatRenderer) -> None:

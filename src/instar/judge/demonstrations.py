@@ -83,11 +83,14 @@ def demonstrations(hint: str, *, count: int, seed: str) -> list[Demonstration]:
     return random.Random(seed).sample(fitting, count)
 
 
-def as_ordered(reply: str, hint: str) -> bool:
+def as_ordered(reply: str, hint: str, *, roughly: bool = False) -> bool:
     """Whether a reply is as long as a hint orders, and no list where none is wanted: what can be
-    counted of a hint's orders."""
+    counted of a hint's orders. `roughly`, it is only a list where one is wished and none else."""
     one = Demonstration(request="", reply=reply, obeys=frozenset())
-    return _has_form(one, _orders(hint))
+    orders = _orders(hint)
+    if roughly:
+        orders = tuple(one for one in orders if one.about != "length" or "bullet" in one.text)
+    return _has_form(one, orders)
 
 
 @functools.lru_cache(maxsize=64)

@@ -3,8 +3,8 @@
 A small model does what it is shown better than what it is told. But what is shown is copied, each
 oddity of it too: so of the replies that pleased, those are taken that are about what was asked, or
 else a person who praises a short "I'm not sure" would soon get nothing else, and that are likely as
-they stand, and that have the form that is wished. As long as there are few to choose from, what
-obeys is shown in their place.
+they stand. A person may be pleased with more than they wished for, so the last one has the form
+that is wished. As long as there are few to choose from, what obeys is shown in their place.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ _LONGEST = 1200
 """Characters of a request or a reply that are still worth the teacher's time."""
 _NOTHING = "..."
 """A request that asks for nothing."""
+_CHOICE = 2
+"""Replies of the wished form that are enough to choose from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ class Examples:
         self._known: dict[str, Seen] = {}
 
     def among(self, turns: Sequence[Turn]) -> list[Example]:
-        """The better half of the newest praised turns, and none while that is not a choice.
+        """The newest praised turns, the best one last, and none while there is no choice.
 
         Never is it one that its request does not make likelier.
         """
@@ -69,11 +71,10 @@ class Examples:
             if one.turn not in self._known:
                 self._known[one.turn] = self._read(one, found[one.turn])
         self._known = seen = {one.turn: self._known[one.turn] for one in shown}
-        half = len(shown) // 2
-        if half <= self._training.examples:
+        if len(shown) // 2 <= self._training.examples:
             return []
         fitting = [one for one in shown if seen[one.turn].about > 0]
-        return sorted(fitting, key=lambda one: seen[one.turn].worth)[-half:]
+        return sorted(fitting, key=lambda one: seen[one.turn].worth)
 
     def _read(self, one: Example, turn: Turn) -> Seen:
         prompts = [
@@ -121,28 +122,36 @@ def example(turn: Turn, training: TrainingConfig) -> Example | None:
     return Example(turn=turn.id, request=request, reply=reply)
 
 
-def messages_for(turn: Turn, examples: Sequence[Example], count: int) -> list[Message]:
-    """Some examples as a talk before the turn's own, the same at every call; none if too few."""
-    asked = message_text(turn.messages[-1]) if turn.messages else ""
-    others = [one for one in examples if one.turn != turn.id and one.request != asked]
-    if not count or len(others) < count:
-        return []
-    return _talk(random.Random(turn.id).sample(others, count))
-
-
 def talk_before(
     turn: Turn, examples: Sequence[Example], *, wishes: str, count: int
 ) -> list[Message]:
-    """So many replies that a teacher is shown: such as pleased and have the form that is wished.
+    """So many replies that a teacher is shown, as a talk; the same ones at every call.
 
-    Where too few did, others obey these wishes; where nothing is known to, any that pleased.
+    Replies that pleased say what it is about, and the last has the very form that is wished: it
+    is one of them if there is a choice, else one that obeys. Until enough have pleased all obey.
     """
-    formed = [one for one in examples if as_ordered(one.reply, wishes)]
-    return (
-        messages_for(turn, formed, count)
-        or _talk(demonstrations(wishes, count=count, seed=turn.id))
-        or messages_for(turn, examples, count)
-    )
+    asked = message_text(turn.messages[-1]) if turn.messages else ""
+    others = [one for one in examples if one.turn != turn.id and one.request != asked]
+    obeying = demonstrations(wishes, count=count, seed=turn.id)
+    alike = [one for one in others if as_ordered(one.reply, wishes, roughly=True)]
+    if len(alike) < count:
+        alike = [] if obeying else others
+    if not count or len(alike) < count:
+        return _talk(obeying)
+    chance = random.Random(turn.id)
+    formed = [one for one in alike if as_ordered(one.reply, wishes)]
+    if len(formed) >= _CHOICE or not obeying:
+        last: Example | Demonstration = chance.choice(_better(formed or alike))
+    else:
+        last = obeying[0]
+    left = [one for one in _better(alike) if one is not last]
+    if len(left) < count - 1:
+        left = [one for one in alike if one is not last]
+    return _talk([*chance.sample(left, count - 1), last])
+
+
+def _better(ranked: Sequence[Example]) -> Sequence[Example]:
+    return ranked[len(ranked) // 2 :]
 
 
 def _talk(shown: Sequence[Example | Demonstration]) -> list[Message]:
