@@ -153,12 +153,12 @@ class _Show:
     async def prove(self) -> Proof:
         """One batch with its verdicts turned round, then a rollback."""
         before = len(await self._book.versions(LOCAL_OWNER))
-        self._progress("lying to it, and going back", 1.0)
+        self._progress("lying to it, and going back", self._share(self._plan.updates))
         return await prove(
             self._store,
             self._client,
             self._person,
-            talk=lambda: self._talk("lying to it", 1.0),
+            talk=lambda: self._talk("lying to it", self._share(self._plan.updates)),
             learned=lambda: self._learned(before),
             swapped=self._swapped,
             kept=self._likeliest,
@@ -166,13 +166,20 @@ class _Show:
 
     async def _update(self, update: int) -> list[Said]:
         """Talk until there is enough to learn from, then wait for what the gate says of it."""
-        share = (update - 1) / self._plan.updates
+        share = self._share(update - 1)
         before = len(await self._book.versions(LOCAL_OWNER))
         said = await self._talk(f"update {update}: talking", share)
-        self._progress(f"update {update}: training", share + 0.5 / self._plan.updates)
+        self._progress(f"update {update}: training", self._share(update - 0.5))
         await self._learned(before)
         await self._swapped()
         return said
+
+    def _share(self, updates: float) -> float:
+        """How much is done after so many updates; the proof at the end takes as long as one.
+
+        A bar that is full stops its clock.
+        """
+        return updates / (self._plan.updates + 1)
 
     async def _talk(self, what: str, share: float) -> list[Said]:
         """Until there are enough turns with something to learn from."""
@@ -226,7 +233,7 @@ class _Show:
         return await self._client.converse(prompt, self._person.respond)
 
     async def _look(self, updates: int) -> Measured:
-        self._progress(f"measuring after {updates} updates", updates / self._plan.updates)
+        self._progress(f"measuring after {updates} updates", self._share(updates))
         prompts = list(self._person.kept) * self._plan.samples
         answers = await asyncio.gather(*(self._client.answer(prompt) for prompt in prompts))
         pairs = list(zip(prompts, answers, strict=True))
