@@ -176,8 +176,10 @@ class StoreConfig(Section):
     def _known(cls, url: str | None) -> str | None:
         system, colon, _ = (url or "").partition("://")
         if url is not None and not (colon and system.partition("+")[0] in _STORES):
+            # Of what is no address nothing is told: it may be a password.
+            found = f"found {system[:20]!r} before ://" if colon else "found no ://"
             raise ValueError(
-                f"it begins with {system[:20]!r}; expected sqlite:///path/to/instar.db or "
+                f"{found}; expected sqlite:///path/to/instar.db or "
                 "postgresql+psycopg://user:password@host/database"
             )
         return url

@@ -193,8 +193,11 @@ def test_every_mistake_is_listed(tmp_path: Path) -> None:
             f"gateway:\n  port: {'9' * 5000}\n",
             "line 2 column 9: this is not YAML: a number of 5000",
         ),
-        ("store:\n  url: mysql://a:b@c/d\n", "it begins with 'mysql'"),
-        ("store:\n  url: turns.db\n", "expected sqlite:///path/to/instar.db"),
+        ("store:\n  url: mysql://a:b@c/d\n", "found 'mysql' before ://"),
+        (
+            "store:\n  url: ann:secret@host\n",
+            "store.url: found no ://; expected sqlite:///path/to/instar.db",
+        ),
         ("gateway:\n  port: 70000\n", "found 70000 (an integer), expected at most 65535"),
         ("gateway:\n  temperature: .nan\n", "expected a finite number"),
         ("gateway:\n  model_aliases: gpt-4\n", 'found "gpt-4" (a string), expected a list'),

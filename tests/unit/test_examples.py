@@ -128,7 +128,11 @@ def test_a_broken_reply_is_not_shown_though_its_request_explains_it(renderer: Ch
         (said[tuple(sampled)][tuple(prompt) == reader.nothing],)
     )
     turns = [pleased(f"t{ids[0]}", sampled_ids=ids) for ids in said]
-    assert [one.turn for one in examples.among(turns)] == ["t9", "t4", "t3", "t2", "t1", "t0"]
+    ranked = examples.among(turns)
+    assert [one.turn for one in ranked] == ["t9", "t4", "t3", "t2", "t1", "t0"]
+    apart = [replace(one, request=f"q{one.turn}", reply=f"a{one.turn}") for one in ranked]
+    for name in "abcdefgh":
+        assert set(shown_to(pleased(name, "q"), apart, wishes="")) <= {"at0", "at1", "at2"}
 
 
 def test_only_the_newest_are_looked_at(renderer: ChatRenderer) -> None:
