@@ -1,6 +1,6 @@
 """Imports point one way, environment variables are read in one place, and files stay small.
 
-types <- errors, text, ids, synthetic <- protocols <- config <- stages <- backends, envs <- loop
+types <- errors, text, ids, tries <- protocols <- config <- stages <- backends, envs <- loop
 <- the rest
 """
 
@@ -17,7 +17,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 STAGES = ("gateway", "record", "judge", "batch", "train", "publish")
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("types",),
-    ("errors", "text", "ids", "synthetic", "threads"),
+    ("errors", "text", "ids", "synthetic", "threads", "tries"),
     ("protocols",),
     ("config_section", "config_training", "config", "config_yaml", "config_nearest", "config_load"),
     STAGES,

@@ -192,9 +192,15 @@ class Likelihoods:
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
 
-    def likelihoods(self, prompt: str, questions: list[str]) -> list[float]:
-        self.asked.append(questions)
-        return [0.0 if '"..."' in prompt else -float(at) for at in range(len(questions))]
+    def each_logprobs(
+        self, pairs: list[tuple[str, str]], *, weights: str
+    ) -> list[tuple[float, ...]]:
+        assert weights == "base"
+        self.asked.append([question for _, question in pairs])
+        return [
+            (0.0,) if '"..."' in prompt else (-0.5, 0.5 - at)
+            for at, (prompt, _) in enumerate(pairs)
+        ]
 
 
 def reader_of(model: Likelihoods) -> Reader:

@@ -8,14 +8,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import get_args
 
 import pytest
 import torch
 from sampled_turns import earned, make, tiny_llama, turn
 
-from instar.batch.merge import merge
 from instar.config import TrainingConfig
 from instar.learn.groups import tried
+from instar.train import reading
+from instar.train.reading import Pair, Weights
 from instar.train.step import TorchTrainer
 
 
@@ -24,11 +26,44 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(tmp_path_factory.mktemp("tiny"))
 
 
-def test_endings_of_one_prompt_are_as_likely_as_each_alone(folder: Path) -> None:
-    trainer = TorchTrainer(folder, TrainingConfig())
-    prompt, endings = [1, 2, 3, 4], [[5, 6], [7], [8, 9, 10]]
-    alone = [sum(trainer.logprobs(prompt, ending, weights="base")) for ending in endings]
-    assert trainer.likelihoods(prompt, endings) == pytest.approx(alone, abs=1e-4)
+def test_replies_read_together_are_as_likely_as_each_alone(folder: Path) -> None:
+    """In the order that was asked for, with shared beginnings, twins and others that share none."""
+    trainer = make(folder)
+    pairs: list[Pair] = [
+        ((1, 2, 3, 4), (5, 6)),
+        ((9,), (8,)),
+        ((1, 2, 3, 4), (5, 7, 3)),
+        ((1, 2), (3, 4, 5, 6)),
+        ((1, 2, 3, 4), (5, 6)),
+        ((7, 8, 9), (1,)),
+    ]
+    for weights in get_args(Weights):
+        alone = [trainer.logprobs(*one, temperature=0.7, weights=weights) for one in pairs]
+        found = trainer.each_logprobs(pairs, temperature=0.7, weights=weights)
+        assert found == [pytest.approx(one, abs=1e-5) for one in alone]
+    assert trainer.each_logprobs([]) == []
+
+
+@pytest.mark.parametrize(
+    ("longest", "passes"),
+    [
+        (99, [[3, 0], [1], [2]]),  # 3 shares most with 0, so both are read in one
+        (6, [[3], [0], [1], [2]]),  # but not beyond the longest pass
+    ],
+)
+def test_how_much_is_read_in_one_pass(
+    monkeypatch: pytest.MonkeyPatch, longest: int, passes: list[list[int]]
+) -> None:
+    monkeypatch.setattr(reading, "_PASS", 6)
+    pairs: list[Pair] = [
+        ((1, 2, 3, 4), (5, 6)),
+        ((1, 7, 8), (9,)),
+        ((2, 2, 2, 2, 2, 2), (2, 2)),
+        ((1, 2, 3, 4), (5, 5)),
+    ]
+    found = list(reading._passes(pairs, most=longest))
+    assert [some for some, _ in found] == passes
+    assert [trie.size for _, trie in found] == ([7, 4, 8] if longest == 99 else [6, 6, 4, 8])
 
 
 def test_the_gate_measures_by_the_hinted_base(folder: Path) -> None:
@@ -83,7 +118,7 @@ def test_tokens_on_which_no_teacher_is_heard_are_no_distance(folder: Path) -> No
     assert found.wanted == pytest.approx(found.kl)
 
 
-def test_turns_read_as_a_tree_are_as_likely_as_each_alone(folder: Path) -> None:
+def test_held_out_attempts_are_as_likely_as_each_turn_alone(folder: Path) -> None:
     trainer = make(folder)
     shared = [1, 2, 3, 4]
     turns = [
@@ -95,13 +130,9 @@ def test_turns_read_as_a_tree_are_as_likely_as_each_alone(folder: Path) -> None:
         replace(one, group="g", attempt=one.turn.id, reward=float(at))
         for at, (one, _) in enumerate(turns)
     ]
-    found = {one.turn: one for one in tried(trainer, judged, max_tokens=99)}
+    found = {one.turn: one for one in tried(trainer, judged, longest=99)}
     # The middle one earned the group's mean: it says nothing.
     assert found.keys() == {judged[0].turn.id, judged[2].turn.id}
     for one in (judged[0], judged[2]):
         alone = trainer.logprobs(one.turn.prompt_ids, one.turn.sampled_ids)
         assert found[one.turn.id].reply_logprob == pytest.approx(fmean(alone), abs=1e-5)
-    (sample, other) = merge(turns).samples
-    alone = [trainer.logprobs(one.turn.prompt_ids, one.turn.sampled_ids) for one, _ in turns]
-    whole = [*trainer.sample_logprobs(sample), *trainer.sample_logprobs(other)]
-    assert whole == pytest.approx([value for some in alone for value in some], abs=1e-5)

@@ -8,10 +8,11 @@ a trained turn was conditioned on is in a tree.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from instar.batch.credit import Credit, Judged
-from instar.types import Sample, Segment, Tree, Turn
+from instar.tries import Trie
+from instar.types import Sample, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +47,13 @@ def merge(
     fits.sort(key=lambda one: (one[0].turn.ids, one[0].turn.id))
     parts: list[list[Credited]] = []
     cuts = 0
-    trie = _Trie()
+    trie = Trie()
     for one in fits:
         ids = one[0].turn.ids
         shared = trie.shared(ids)
         if not parts or shared == 0 or trie.size + len(ids) - shared > limit:
             cuts += bool(shared)
-            trie = _Trie()
+            trie = Trie()
             parts.append([])
         trie.add(ids)
         parts[-1].append(one)
@@ -71,7 +72,7 @@ _NO_LIMIT = 1 << 62
 
 def _sample(part: Sequence[Credited]) -> Sample:
     """One tree of turns that share a beginning."""
-    trie, hints = _Trie(), _Trie()
+    trie, hints = Trie(), Trie()
     for judged, credit in part:
         trie.add(judged.turn.ids)
         if any(credit.distill_weights):
@@ -113,98 +114,3 @@ def _teacher_ids(judged: Judged) -> tuple[int, ...]:
             f"turn {judged.turn.id} has distillation weights but no hinted prompt for the teacher"
         )
     return judged.hinted_ids + judged.turn.sampled_ids
-
-
-@dataclass(slots=True, eq=False)
-class _Node:
-    """A run of tokens without a branch, and what follows it."""
-
-    ids: tuple[int, ...]
-    children: dict[int, _Node] = field(default_factory=dict)
-    """By their first token."""
-    weight: int = 0
-    """Tokens on the longest path from here on."""
-    start: int = 0
-    """Where it lies in the packed tree."""
-
-
-class _Trie:
-    """Token sequences that share beginnings."""
-
-    def __init__(self) -> None:
-        self._root = _Node(())
-        self.size = 0
-
-    def shared(self, ids: Sequence[int]) -> int:
-        """How many of the first tokens are in the trie."""
-        return self._walk(ids)[1]
-
-    def add(self, ids: tuple[int, ...]) -> None:
-        path, shared = self._walk(ids)
-        node = path[-1]
-        into = shared - sum(len(one.ids) for one in path[:-1])
-        if into < len(node.ids):
-            rest = _Node(node.ids[into:], node.children)
-            node.ids, node.children = node.ids[:into], {rest.ids[0]: rest}
-        if shared < len(ids):
-            node.children[ids[shared]] = _Node(ids[shared:])
-            self.size += len(ids) - shared
-
-    def tree(self) -> Tree:
-        """Depth first, the longest branch first: then the longest path is one run of tokens."""
-        for node in reversed(self._nodes()):
-            longest = max((child.weight for child in node.children.values()), default=0)
-            node.weight = len(node.ids) + longest
-        ids: list[int] = []
-        positions: list[int] = []
-        segments: list[Segment] = []
-        todo = [(child, -1, 0) for child in _longest_last(self._root)]
-        while todo:
-            node, parent, depth = todo.pop()
-            node.start = len(ids)
-            segments.append(Segment(node.start, len(node.ids), parent))
-            ids += node.ids
-            positions += range(depth, depth + len(node.ids))
-            here, below = len(segments) - 1, depth + len(node.ids)
-            todo += [(child, here, below) for child in _longest_last(node)]
-        return Tree(ids=tuple(ids), positions=tuple(positions), segments=tuple(segments))
-
-    def find(self, ids: Sequence[int]) -> list[int]:
-        """Where each token lies in the packed tree."""
-        path, _ = self._walk(ids)
-        places = [at for node in path for at in range(node.start, node.start + len(node.ids))]
-        return places[: len(ids)]
-
-    def _walk(self, ids: Sequence[int]) -> tuple[list[_Node], int]:
-        """The nodes along these ids, the last perhaps only in part, and how many ids match."""
-        path, at = [self._root], 0
-        while at < len(ids) and (child := path[-1].children.get(ids[at])) is not None:
-            path.append(child)
-            matched = _common(child.ids, ids[at : at + len(child.ids)])
-            at += matched
-            if matched < len(child.ids):
-                break
-        return path, at
-
-    def _nodes(self) -> list[_Node]:
-        """Parents before children."""
-        out = [self._root]
-        for node in out:
-            out += node.children.values()
-        return out
-
-
-def _longest_last(node: _Node) -> list[_Node]:
-    return sorted(node.children.values(), key=lambda child: (child.weight, child.ids))
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common beginning, by halving: whole slices compare faster than tokens."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if tuple(one[low:middle]) == tuple(other[low:middle]):
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -74,4 +74,5 @@ class Reader:
     def _likelihoods(self, questions: Sequence[str], answer: str) -> list[float]:
         asked = [{"role": "user", "content": f'Which question does this answer? "{answer}"'}]
         prompt = self._renderer.render(asked).ids
-        return self._trainer.likelihoods(prompt, [self._renderer.encode(one) for one in questions])
+        pairs = [(prompt, self._renderer.encode(one)) for one in questions]
+        return [sum(one) for one in self._trainer.each_logprobs(pairs, weights="base")]

@@ -10,7 +10,7 @@ that is wished. As long as there are few to choose from, what obeys is shown in 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -18,8 +18,9 @@ from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
 from instar.judge.demonstrations import Demonstration, as_ordered, demonstrations
 from instar.judge.next_state import message_text
+from instar.learn.batches import hint_for, wishes_for
 from instar.record.redact import redact_text
-from instar.train.reading import WeightsReader
+from instar.train.reading import Pair, WeightsReader
 from instar.types import Message, Turn
 
 NEWEST = 32
@@ -30,6 +31,8 @@ _NOTHING = "..."
 """A request that asks for nothing."""
 _CHOICE = 2
 """Replies of the wished form that are enough to choose from."""
+_SHARE = 4
+"""Turns that share a talk at most: merged, it is read once for all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,27 +70,31 @@ class Examples:
         found = {turn.id: turn for turn in turns}
         shown = [one for turn in found.values() if (one := example(turn, self._training))]
         shown = shown[-NEWEST:]
-        for one in shown:
-            if one.turn not in self._known:
-                self._known[one.turn] = self._read(one, found[one.turn])
+        new = [one for one in shown if one.turn not in self._known]
+        self._known |= self._read({one: found[one.turn] for one in new})
         self._known = seen = {one.turn: self._known[one.turn] for one in shown}
         if len(shown) // 2 <= self._training.examples:
             return []
         fitting = [one for one in shown if seen[one.turn].about > 0]
         return sorted(fitting, key=lambda one: seen[one.turn].worth)
 
-    def _read(self, one: Example, turn: Turn) -> Seen:
-        prompts = [
-            self._renderer.render([{"role": "user", "content": text}]).ids
-            for text in (one.request, _NOTHING)
-        ]
-        if max(map(len, prompts)) + len(turn.sampled_ids) > self._longest:
-            return Seen(about=0.0, likely=0.0)  # and so it is not shown
-        asked, unasked = (
-            fmean(self._reader.logprobs(prompt, turn.sampled_ids, weights="base"))
-            for prompt in prompts
-        )
-        return Seen(about=asked - unasked, likely=asked)
+    def _read(self, new: Mapping[Example, Turn]) -> dict[str, Seen]:
+        """What the base says of each; what is too long is about nothing, and so is not shown."""
+        seen = {one.turn: Seen(about=0.0, likely=0.0) for one in new}
+        read: list[str] = []
+        pairs: list[Pair] = []
+        for one, turn in new.items():
+            prompts = [
+                self._renderer.render([{"role": "user", "content": text}]).ids
+                for text in (one.request, _NOTHING)
+            ]
+            if max(map(len, prompts)) + len(turn.sampled_ids) <= self._longest:
+                read.append(one.turn)
+                pairs += [(ids, turn.sampled_ids) for ids in prompts]
+        each = [fmean(one) for one in self._reader.each_logprobs(pairs, weights="base")]
+        for name, asked, unasked in zip(read, each[::2], each[1::2], strict=True):
+            seen[name] = Seen(about=asked - unasked, likely=asked)
+        return seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,23 +129,49 @@ def example(turn: Turn, training: TrainingConfig) -> Example | None:
     return Example(turn=turn.id, request=request, reply=reply)
 
 
+def talks(
+    turns: Sequence[Turn],
+    examples: Sequence[Example],
+    *,
+    training: TrainingConfig,
+    standing: str | None,
+) -> dict[str, list[Message]]:
+    """What the teacher of each turn is shown, by turn.
+
+    Teachers that read the same hint share a few talks. With one each, reading them was most of an
+    update as soon as replies got short.
+    """
+    alike: dict[tuple[str, str], list[Turn]] = {}
+    for turn in turns:
+        if (hint := hint_for(turn, standing)) is not None:
+            alike.setdefault((hint, wishes_for(turn, standing)), []).append(turn)
+    found: dict[str, list[Message]] = {}
+    for (_, wishes), every in alike.items():
+        parts = -(-len(every) // _SHARE)
+        for some in (every[at::parts] for at in range(parts)):
+            shown = talk_before(some, examples, wishes=wishes, count=training.examples)
+            found |= dict.fromkeys((turn.id for turn in some), shown)
+    return found
+
+
 def talk_before(
-    turn: Turn, examples: Sequence[Example], *, wishes: str, count: int
+    turns: Sequence[Turn], examples: Sequence[Example], *, wishes: str, count: int
 ) -> list[Message]:
-    """So many replies that a teacher is shown, as a talk; the same ones at every call.
+    """So many replies that the teacher of these turns is shown, as a talk; the same at every call.
 
     Replies that pleased say what it is about, and the last has the very form that is wished: it
     is one of them if there is a choice, else one that obeys. Until enough have pleased all obey.
     """
-    asked = message_text(turn.messages[-1]) if turn.messages else ""
-    others = [one for one in examples if one.turn != turn.id and one.request != asked]
-    obeying = demonstrations(wishes, count=count, seed=turn.id)
+    seed, own = turns[0].id, {turn.id for turn in turns}
+    asked = {message_text(turn.messages[-1]) for turn in turns if turn.messages}
+    others = [one for one in examples if one.turn not in own and one.request not in asked]
+    obeying = demonstrations(wishes, count=count, seed=seed)
     alike = [one for one in others if as_ordered(one.reply, wishes, roughly=True)]
     if len(alike) < count:
         alike = [] if obeying else others
     if not count or len(alike) < count:
         return _talk(obeying)
-    chance = random.Random(turn.id)
+    chance = random.Random(seed)
     formed = [one for one in alike if as_ordered(one.reply, wishes)]
     if len(formed) >= _CHOICE or not obeying:
         last: Example | Demonstration = chance.choice(_better(formed or alike))

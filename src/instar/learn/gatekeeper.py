@@ -59,7 +59,6 @@ class Gatekeeper:
         book: VersionBook,
         turns: TurnsOf,
         references: Sequence[Reference],
-        max_tokens: int,
         longest: int,
         attempts: AttemptBook | None = None,
     ) -> None:
@@ -74,7 +73,7 @@ class Gatekeeper:
             for one in references
             if sum(map(len, measure.reference_ids(one, renderer))) <= longest
         ]
-        self._max_tokens, self._longest = max_tokens, longest
+        self._longest = longest
         self._attempts = attempts
         self._seen: tuple[str, str, Measured, Measures] = ("", "", Measured(), {})
         """The owner, the version and what was measured of it last."""
@@ -124,9 +123,7 @@ class Gatekeeper:
         return Measured(
             corrections=self._corrections(held, corrected, "policy"),
             praised=[praised[turn.id] for turn in held.praised if turn.id in praised],
-            tried=tried(
-                self._trainer, held.tried, max_tokens=self._max_tokens, longest=self._longest
-            ),
+            tried=tried(self._trainer, held.tried, longest=self._longest),
         )
 
     def answers(self) -> list[float]:

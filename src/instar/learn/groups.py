@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from statistics import fmean
 
 from instar.batch.credit import CreditSettings, Judged, binary
-from instar.batch.merge import merge
 from instar.config import TrainingConfig
 from instar.ids import share_of
 from instar.publish.gate import Tried
@@ -95,33 +94,27 @@ def tried(
     trainer: TorchTrainer,
     judged: Sequence[Judged],
     *,
-    max_tokens: int,
-    longest: int | None = None,
+    longest: int,
 ) -> list[Tried]:
     """How likely the trained weights make turns of held-out attempts, by what those earned.
 
-    Attempts of a group begin alike: as trees of at most `max_tokens`, that is read once. Turns
-    longer than `longest` are left out.
+    Turns longer than `longest` are left out.
     """
     worth = binary(judged, CreditSettings())
     told = [
         (one, worth[one.turn.id])
         for one in judged
-        if one.turn.id in worth and any(worth[one.turn.id].advantages)
+        if one.turn.id in worth
+        and any(worth[one.turn.id].advantages)
+        and len(one.turn.ids) <= longest
     ]
-    means: dict[str, float] = {}
-    for sample in merge(told, max_tokens=max_tokens, longest=longest).samples:
-        logprobs = trainer.sample_logprobs(sample)
-        for index, name in enumerate(sample.turns):
-            own = (at for at, turn in enumerate(sample.turn_index) if turn == index)
-            means[name] = fmean(logprobs[at] for at in own)
+    each = trainer.each_logprobs([(one.turn.prompt_ids, one.turn.sampled_ids) for one, _ in told])
     return [
         Tried(
             turn=one.turn.id,
             group=one.group or "",
             advantage=credit.advantages[0],
-            reply_logprob=means[one.turn.id],
+            reply_logprob=fmean(found),
         )
-        for one, credit in told
-        if one.turn.id in means
+        for (one, credit), found in zip(told, each, strict=True)
     ]

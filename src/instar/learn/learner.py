@@ -119,7 +119,6 @@ class Learner:
             book=book,
             turns=turns,
             references=references,
-            max_tokens=max_tokens,
             longest=self._limit.tokens,
             attempts=attempts,
         )

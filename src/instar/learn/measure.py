@@ -15,6 +15,7 @@ from instar.publish.agreement import Fit
 from instar.publish.gate import Correction, Reference, Tried
 from instar.train.anchors import Anchor
 from instar.train.losses import Teacher
+from instar.train.reading import Pair
 from instar.train.step import TorchTrainer
 from instar.types import Hint, Turn
 
@@ -73,17 +74,13 @@ def praised(
     weights: Literal["policy", "base"] = "policy",
 ) -> list[Tried]:
     """How likely replies are that a person was pleased with."""
+    said = [turn for turn in turns if turn.sampled_ids]
+    each = trainer.each_logprobs(
+        [(one.prompt_ids, one.sampled_ids) for one in said], weights=weights
+    )
     return [
-        Tried(
-            turn=turn.id,
-            group=turn.id,
-            advantage=1.0,
-            reply_logprob=fmean(
-                trainer.logprobs(turn.prompt_ids, turn.sampled_ids, weights=weights)
-            ),
-        )
-        for turn in turns
-        if turn.sampled_ids
+        Tried(turn=turn.id, group=turn.id, advantage=1.0, reply_logprob=fmean(found))
+        for turn, found in zip(said, each, strict=True)
     ]
 
 
@@ -98,7 +95,8 @@ def fits(
     standing: str | None,
 ) -> list[Fit]:
     """How replies with a verdict fit their own hint, or what a person mostly asks for."""
-    found = []
+    read: list[Turn] = []
+    pairs: list[Pair] = []
     for turn in turns:
         if turn.verdict is None or not turn.verdict.score or not turn.sampled_ids:
             continue
@@ -108,13 +106,16 @@ def fits(
         hinted = hinted_prompt(told, renderer, known, training=training, longest=longest)
         if hinted is None or len(turn.ids) > longest:
             continue
-        with_it, without = (
-            trainer.logprobs(prompt, turn.sampled_ids, weights="base")
-            for prompt in (hinted, turn.prompt_ids)
-        )
-        gains = [a - b for a, b in zip(with_it, without, strict=True)]
-        found.append(Fit(turn=turn.id, good=good, mean=fmean(gains), top=max(gains)))
-    return found
+        read.append(turn)
+        pairs += [(hinted, turn.sampled_ids), (turn.prompt_ids, turn.sampled_ids)]
+    each = trainer.each_logprobs(pairs, weights="base")
+    return [_fit(*one) for one in zip(read, each[::2], each[1::2], strict=True)]
+
+
+def _fit(turn: Turn, with_it: Sequence[float], without: Sequence[float]) -> Fit:
+    gains = [a - b for a, b in zip(with_it, without, strict=True)]
+    good = turn.verdict is not None and turn.verdict.score > 0
+    return Fit(turn=turn.id, good=good, mean=fmean(gains), top=max(gains))
 
 
 def answers(
@@ -125,11 +126,8 @@ def answers(
     weights: Literal["policy", "base"],
 ) -> list[float]:
     """The mean log-prob a token of each reference answer."""
-    out = []
-    for one in references:
-        prompt, answer = reference_ids(one, renderer)
-        out.append(fmean(trainer.logprobs(prompt, answer, weights=weights)))
-    return out
+    pairs = [reference_ids(one, renderer) for one in references]
+    return [fmean(one) for one in trainer.each_logprobs(pairs, weights=weights)]
 
 
 def reference_ids(
