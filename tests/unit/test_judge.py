@@ -346,6 +346,36 @@ def test_rules_read_what_leaves_nothing_to_guess(text: str, vote: int | None) ->
     assert rule_vote(Case(request="", response="A poem.", next=text)) == vote
 
 
+_LONG = "It is so. " * 20
+
+
+@pytest.mark.parametrize(
+    ("response", "text", "vote"),
+    [
+        (_LONG, "Say it in one word.", -1),
+        (_LONG, "Finish with a question.", -1),
+        (_LONG, "Start with hello next time. Two sentences max.", -1),
+        (_LONG, "auf deutsch bitte", -1),
+        ("- one\n- two", "No lists.", -1),
+        # The reply is like that already.
+        ("It is so.", "Just one sentence, as it should be.", None),
+        ("It is so.", "No lists.", None),
+        # More is said than that, or asked, or somebody is pleased.
+        (_LONG, "Two sentences on bees.", None),
+        (_LONG, "Keep it short. Who was Cleopatra?", None),
+        (_LONG, "Can you give me an example?", None),
+        (_LONG, "Give me an example.", None),
+        (_LONG, "Perfect, keep it short.", None),
+        # An answer to what was asked.
+        ("How long should it be?", "Two sentences max.", None),
+    ],
+)
+def test_who_says_only_how_a_reply_should_be_corrects_it(
+    response: str, text: str, vote: int | None
+) -> None:
+    assert rule_vote(Case(request="What is a bee?", response=response, next=text)) == vote
+
+
 def test_a_no_to_a_question_is_an_answer() -> None:
     case = Case(request="", response="Soll er sich reimen?", next="Nein, lieber ein freier Vers.")
     assert rule_vote(case) is None

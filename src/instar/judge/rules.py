@@ -9,10 +9,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from instar.judge.demonstrations import as_ordered
 from instar.judge.lexicon import count, lowered
 from instar.judge.next_state import Case
 from instar.judge.scorn import lone
 from instar.judge.tool_results import all_told, readings
+from instar.judge.wishes import LONGEST, read, split
 
 _UP = "👍👏🎉💯✅👌🙌🙏💪🥳😍🤩😊😀😃😄😁😘🤗⭐🌟🔥❤♥💖💙💚💛💜🧡💕🫶🤝🏆"
 _DOWN = "👎❌😡😠🤬😤😒🙄🤦💩🖕🤮"
@@ -32,6 +34,8 @@ _NOT_SO = re.compile(
 )
 """English "no" before what the reply should have been."""
 _NO_HARM = re.compile(r"\b(?:probl[eèé]e?m\w*|alles|allt|alt)\b")
+_MORE = "example"
+"""What an order is about that asks for more, and for nothing else."""
 _PLEASED = ("thanks", "praise", "works", "accept", "emoji_up", "pause")
 _AGAINST = {
     -1: ("thanks", "praise", "works", "accept", "emoji_up"),
@@ -61,20 +65,42 @@ def rule_vote(case: Case) -> int | None:
 def plain_vote(case: Case) -> int | None:
     """A person's reply that leaves nothing to guess; None for all others."""
     text = lowered(case.next.strip())
-    if _THUMB_DOWN.match(text) or lone(text) or _refuses(case.response, text):
+    if _THUMB_DOWN.match(text) or lone(text):
+        return -1
+    # Who was asked something may say no, or how they like it.
+    if not case.response.rstrip().endswith(("?", "？", "؟")) and (
+        _refuses(text) or _orders(case.response, text)
+    ):
         return -1
     return 1 if _THUMB_UP.match(text) else None
 
 
-def _refuses(response: str, text: str) -> bool:
-    """Whether a reply that asked nothing is told "no" and how else, with no friendly word."""
-    asked = response.rstrip().endswith(("?", "？", "؟"))
-    if asked or not (_NO.match(text) or _NOT_SO.match(text)) or _NO_HARM.search(text):
+def _refuses(text: str) -> bool:
+    """Whether a reply is told "no" and how else, with no friendly word."""
+    if not (_NO.match(text) or _NOT_SO.match(text)) or _NO_HARM.search(text):
         return False
     return not any(count(text, name) for name in _PLEASED)
 
 
+def _orders(response: str, text: str) -> bool:
+    """Whether nothing is said but how a reply should be, where this one may not be so.
+
+    "Just one sentence, as it should be" is no order to one sentence, and who asks for an example
+    wants more.
+    """
+    if len(text) > LONGEST or text.rstrip(" \"')").endswith("?") or _against(-1, text):
+        return False
+    said = [read(sentence) for sentence in split(text)]
+    orders = [order for one in said for order in one.orders]
+    if not orders or not all(one.covered for one in said):
+        return False
+    if any(one.about == _MORE for one in orders):
+        return False
+    counted = any(one.about == "length" or one.noun == "lists" for one in orders)
+    return not (counted and as_ordered(response, text))
+
+
 def _against(vote: int | None, words: str) -> bool:
-    """Whether words of the person may say the opposite of what the tools say."""
+    """Whether words of the person may say the opposite."""
     text = lowered(words)
     return any(count(text, name) for name in _AGAINST.get(vote or 0, ()))
