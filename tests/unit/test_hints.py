@@ -151,6 +151,36 @@ def test_an_order_is_never_the_contrary_of_what_is_wished(text: str, order: str 
         ("Just the answer, please.", ["Give only the answer."]),
         ("I don't need the steps, just the result.", ["Give only the answer."]),
         ("What a list. Only three bullets, please.", ["Answer with three bullets."]),
+        ("Ask them something back.", ["End with a question."]),
+        ("Could the last thing be a question to the student?", ["End with a question."]),
+        ("Now finish by asking the learner something", ["End with a question."]),
+        ("I need the answer and a question after it.", ["End with a question."]),
+        ("You left out the question at the end...", ["End with a question."]),
+        ("Where's the question for my student?", ["End with a question."]),
+        ("No question at the end, please.", ["Stop after the answer."]),
+        ("Not even a hello?", ["Begin with a friendly greeting."]),
+        ("A little greeting would be nice.", ["Begin with a friendly greeting."]),
+        ("You never even said hi.", ["Begin with a friendly greeting."]),
+        ("How about a hi to begin with?", ["Begin with a friendly greeting."]),
+        ("Don't say hello first.", []),
+        ("No greeting please.", []),
+        ("Swap the numbers for bullets.", ["Answer with bullet points."]),
+        ("Bullets, not paragraphs please.", ["Answer with bullet points."]),
+        ("One point per line.", ["Answer with bullet points."]),
+        ("Paragraphs, not bullets.", ["Do not use lists."]),
+        ("No dashes, use a table.", ["Answer with a table."]),
+        # Against numbers and for bullets: its orders contradict, so the words are kept.
+        ("Bullets rather than a numbered list.", []),
+        ("Just a sentence or two.", ["Answer in one or two sentences."]),
+        ("Just give me a line or two.", ["Answer in one or two lines."]),
+        ("I only need the gist.", ["Keep the answer short."]),
+        ("tldr?", ["Keep the answer short."]),
+        ("Don't write so much.", ["Keep the answer short."]),
+        ("Half that, please.", ["Keep the answer short."]),
+        ("Half that amount of sugar, please.", []),
+        ("Write it as prose.", ["Write in full sentences."]),
+        ("Let the sentences flow.", ["Write in full sentences."]),
+        ("Say it as a normal paragraph.", ["Answer in one normal paragraph."]),
     ],
 )
 def test_how_a_reply_begins_ends_and_explains(text: str, orders: list[str]) -> None:
@@ -169,6 +199,25 @@ def test_how_a_reply_begins_ends_and_explains(text: str, orders: list[str]) -> N
 )
 def test_common_wishes_are_said_plainly(text: str, order: str) -> None:
     assert instruction(text) == order
+
+
+@pytest.mark.parametrize(
+    ("response", "text", "expected"),
+    [
+        ("It rains.", "That's running text. Bullets?", "Answer with bullet points."),
+        ("It rains.", "Same info, but as bullet points? Thanks.", "Answer with bullet points."),
+        ("It rains.", "And as a list?", "Answer with a list."),
+        ("- It rains.", "Bullets?", "Do not use lists."),
+        ("- It rains.", "Bullets again?", "Do not use lists."),
+        ("It rains.", "Bullets again?", "Do not use lists."),
+        ("It rains.", "Hello first, and now answer.", "Begin with a friendly greeting."),
+    ],
+)
+def test_a_question_wishes_for_what_the_reply_lacks(
+    response: str, text: str, expected: str
+) -> None:
+    found = candidates(Case(request="Weather?", response=response, next=text))
+    assert found[0] == expected
 
 
 def test_a_hint_stands_behind_a_role() -> None:

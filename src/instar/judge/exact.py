@@ -18,7 +18,8 @@ _NUMBER = (
 )
 _HOW = (
     r"(?:(?:very|really|short|brief|plain|simple|single|ordinary|normal|complete|full|clear|"
-    r"friendly|warm|kind|crisp|easy)(?:, and | and | but |, | ))*"
+    r"friendly|warm|kind|crisp|easy|small|little|compact|flowing|connected)"
+    r"(?:, and | and | but |, | ))*"
 )
 _AT_MOST = r"(?:(?:no|not) (?:more|longer) than|at (?:the )?most|max(?:imum)?(?: of)?|up to|under|"
 _AT_MOST += r"(?:less|fewer) than|below|within)"
@@ -28,8 +29,9 @@ _COUNTED = re.compile(
     r"(?:(?:in|to|only|just|with|about) )*"
     rf"(?:(?P<n>{_NUMBER}(?: (?:or|to) {_NUMBER}|-\d+)?) (?P<how>{_HOW})"
     r"(?P<unit>sentences?|lines?|paragraphs?|words?|bullet ?points?|bullets)"
-    rf"|(?:(?<=in )a|(?<=just )a|(?<=only )a) (?P<how2>{_HOW})"
-    r"(?P<unit2>sentence|line|paragraph|word))"
+    rf"|(?:(?<=in )a|(?<=just )a|(?<=only )a|(?<=as )a|(?<=into )a) (?P<how2>{_HOW})"
+    r"(?P<unit2>sentence|line|paragraph|word)(?! or two\b)"
+    rf"|an? (?P<how3>{_HOW})(?P<unit3>sentence|line|paragraph|word) or two)"
     r"(?P<max> (?:or (?:less|fewer)|at most|max(?:imum)?|tops))?(?! each\b)(?!\w)"
 )
 _ONE_SENTENCE = re.compile(
@@ -67,9 +69,18 @@ def exact(text: str) -> Iterator[tuple[Order, tuple[int, int]]]:
 
 
 def _counted(match: re.Match[str]) -> str:
-    unit = match["unit"] or match["unit2"]
-    number = (match["n"] or "one").replace("a single", "one").replace("single", "one")
-    said = (match["how"] or match["how2"] or "").replace("brief", "short").replace(",", " ").split()
+    unit = match["unit"] or match["unit2"] or f"{match['unit3']}s"
+    number = (
+        (match["n"] or ("one or two" if match["unit3"] else "one"))
+        .replace("a single", "one")
+        .replace("single", "one")
+    )
+    said = (
+        (match["how"] or match["how2"] or match["how3"] or "")
+        .replace("brief", "short")
+        .replace(",", " ")
+        .split()
+    )
     how = " ".join(word for word in said if word not in ("single", "and", "but"))
     what = " ".join(part for part in (number, how, unit) if part)
     most = "at most " if match["most"] or match["max"] else "at least " if match["least"] else ""

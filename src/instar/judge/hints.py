@@ -51,18 +51,18 @@ def candidates(case: Case) -> list[str]:
     """
     if case.role != "user":
         return []  # what a tool prints is no wish
-    words = wish_words(case.next)
+    words = wish_words(case.next, case.response)
     if words is None:
         return []
     return list(dict.fromkeys(frame(words) for frame in FRAMES.values()))
 
 
-def wish_words(text: str) -> str | None:
+def wish_words(text: str, response: str = "") -> str | None:
     """The part of a reply that says what should be different, in the person's words; a complaint
     in plain orders."""
     if len(text) > 2 * MOST_READ:
         text = f"{text[:MOST_READ]}\n{text[-MOST_READ:]}"
-    return _cut(instructive(text))
+    return _cut(instructive(text, response))
 
 
 def told_outright(text: str) -> str | None:

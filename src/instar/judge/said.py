@@ -12,14 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from instar.judge.complaints import asking_rest, complaint
+from instar.judge.demonstrations import as_ordered
 from instar.judge.lexicon import count, lowered
-from instar.judge.orders import sentences
+from instar.judge.orders import Order, sentences
 from instar.judge.scorn import bare, scornful
 from instar.judge.wishes import asks, read, split, unquoted
 
 _FILLER = re.compile(
-    r"^(?:(?:ok(?:ay)?|hm+|um+|uh+|hey|hi|hello|please|pls|sorry|honestly|wow|oh|ugh+|lol|argh+|"
-    r"omg|good grief|bitte)\b[\s,.!:;–—-]*"
+    r"^(?:(?:ok(?:ay)?|hm+|um+|uh+|hey|(?:hi|hello)(?! first)|please|pls|sorry|honestly|wow|oh|"
+    r"ugh+|lol|argh+|omg|good grief|bitte)\b[\s,.!:;–—-]*"
     # Before a comma these greet, thank or judge; before a word they belong to it: "No lists".
     r"|(?:well|so|yes|no+|nope|nah|look|actually|great|good|nice|cool|lovely|perfect|"
     r"nein|non|nee|nej|nei|não|nie|нет|ні|hayır|"
@@ -102,6 +103,11 @@ _SPELT = re.compile(
 _TAIL = re.compile(r"\W*(?:in|for|about|to|just to)\b", re.IGNORECASE)
 _SHORT = 3
 """Words up to which sentences that follow one another may be one that was chopped."""
+_NO_LISTS = "Do not use lists."
+_ASKED_FOR = re.compile(
+    r"\W*(?:(?:and|but|now|then|maybe|perhaps|just|same) )*(?:(?:as|in|into|with|using) )?(?:an? )?"
+    r"(?P<noun>(?:bulleted |bullet |numbered )?(?:bullet ?points?|bullets|lists?))\W*$"
+)
 _TELLING = ("length", "format", "tone")
 _ORDERING = ("change", "not_asked", "task")
 _PRAISING = ("praise", "thanks", "works", "accept")
@@ -117,11 +123,14 @@ class Part:
     """Whether something is wished in it."""
 
 
-def instructive(text: str) -> list[str]:
-    """The sentences that say what should be different, else those that may say what is true."""
+def instructive(text: str, response: str = "") -> list[str]:
+    """The sentences that say what should be different, else those that may say what is true.
+
+    The `response` that they are said to tells what is complained of and what is wished for.
+    """
     parts = [
         one
-        for one in _parts(_joined(split(_SPELT.sub(r"\1 \2", text))))
+        for one in _parts(_joined(split(_SPELT.sub(r"\1 \2", text))), response)
         if not scornful(lowered(unquoted(one.text)))  # it may be so only without its filler
     ]
     kept = [one for one in parts if one.told] or [one for one in parts if _states(one.text)]
@@ -149,7 +158,7 @@ def _is_fragment(sentence: str) -> bool:
     return short and not asks(lowered(sentence))
 
 
-def _parts(said: Sequence[str]) -> Iterator[Part]:
+def _parts(said: Sequence[str], response: str) -> Iterator[Part]:
     for at, sentence in enumerate(said):
         before, after = said[at - 1] if at else "", said[at + 1] if at + 1 < len(said) else ""
         if _REFERS.match(lowered(sentence)):
@@ -161,10 +170,10 @@ def _parts(said: Sequence[str]) -> Iterator[Part]:
         if denied and complaint(sentence) is None:
             continue  # "In one sentence? No, the long version."
         mocked = any(bare(lowered(one)) for one in (before, after) if one)
-        yield from _of(sentence, mocked=mocked)
+        yield from _of(sentence, response, mocked=mocked)
 
 
-def _of(sentence: str, *, mocked: bool) -> Iterator[Part]:
+def _of(sentence: str, response: str, *, mocked: bool) -> Iterator[Part]:
     """What a sentence tells: orders that a complaint means, then what it says outright."""
     contrast = _but(sentence)
     pieces = [sentence]
@@ -174,11 +183,21 @@ def _of(sentence: str, *, mocked: bool) -> Iterator[Part]:
             pieces = [before, sentence[contrast.end() :]]
     for at, piece in enumerate(pieces):
         orders = complaint(piece, mocked=mocked)
+        if orders is not None and piece.rstrip().endswith("?"):
+            orders = _of_what_is_there(orders, piece, response)
         for one in sentences(orders or ()):
             yield Part(text=one, told=True)
         own = piece if orders is None else asking_rest(piece)
         if at == len(pieces) - 1 and own is not None and (said := _without_filler(own)) is not None:
             yield Part(text=said, told=_told(said))
+
+
+def _of_what_is_there(orders: Sequence[Order], piece: str, response: str) -> tuple[Order, ...]:
+    """Of a reply with a list "Bullets?" complains; of one that has none it wishes for some."""
+    asked = _ASKED_FOR.match(lowered(piece))
+    if asked is None or not response or not as_ordered(response, _NO_LISTS):
+        return tuple(orders)
+    return read(f"use {asked['noun']} please").orders
 
 
 def _is_aside(before: str) -> bool:
