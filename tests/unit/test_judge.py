@@ -325,6 +325,7 @@ def test_synthetic_text_is_taken_out(text: str, left: str) -> None:
         ("👍 but no", None),
         ("ok", None),
         ("Wow, thanks for nothing.", -1),
+        ("Oh great, thank you so much for nothing", -1),
         ("Thanks for nothing, sleep-wise: you were bang on.", None),
         ("Nein, es soll sich reimen.", -1),
         ("Nee, het moet rijmen.", -1),
