@@ -175,11 +175,10 @@ class _Show:
         return said
 
     def _share(self, updates: float) -> float:
-        """How much is done after so many updates; the proof at the end takes as long as one.
-
-        A bar that is full stops its clock.
+        """How much is done after so many updates; the proof at the end takes as long as one, the
+        last look as half of one. A bar that is full stops its clock.
         """
-        return updates / (self._plan.updates + 1)
+        return updates / (self._plan.updates + (1 if self._plan.proof else 0.5))
 
     async def _talk(self, what: str, share: float) -> list[Said]:
         """Until there are enough turns with something to learn from."""
