@@ -18,7 +18,7 @@ STAGES = ("gateway", "record", "judge", "batch", "train", "publish")
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("types",),
     ("errors", "text", "ids", "synthetic", "threads", "tries"),
-    ("protocols",),
+    ("protocols", "own_file"),
     ("config_section", "config_training", "config", "config_yaml", "config_nearest", "config_load"),
     STAGES,
     ("backends", "envs"),

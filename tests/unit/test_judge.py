@@ -455,7 +455,7 @@ async def test_an_own_class_that_hangs_takes_no_thread_from_others(tmp_path: Pat
         opinion = await judge.consider(Case(request="", response="", next="end"))
         assert opinion.failed and "SystemExit" in (opinion.problem or "")
     finally:
-        sys.modules["instar_custom_own"].over.set()  # type: ignore[attr-defined]
+        sys.modules["instar_own_own"].over.set()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import inspect
 import math
 import random
-import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,6 +16,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from instar.errors import ConfigError
+from instar.own_file import load_file
 
 FOLDER = Path(__file__).parent / "personas"
 T = TypeVar("T")
@@ -81,17 +80,7 @@ def load_person(name: str, *, seed: int, kept: int = 16) -> Person:
 
 
 def _load(file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"instar_persona_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{file} cannot be loaded as Python")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look for their module there
-    if (folder := str(file.resolve().parent)) not in sys.path:
-        sys.path.append(folder)  # it may import its neighbours; last, so that they hide nothing
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"{file} does not run: {type(error).__name__}: {error}") from error
+    module = load_file(file)
     missing = [name for name in ("prompts", "score", "respond") if not hasattr(module, name)]
     if missing:
         raise ConfigError(f"{file} has no {', '.join(missing)}; a persona needs all three")

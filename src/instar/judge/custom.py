@@ -12,10 +12,8 @@ the whole next state: all tool results, then what the person said. A reward abov
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import inspect
 import math
-import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -27,6 +25,7 @@ from typing import Any
 from instar.config import CustomJudge
 from instar.errors import ConfigError, JudgeError
 from instar.judge.next_state import Case
+from instar.own_file import load_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,16 +127,7 @@ def load_custom(settings: CustomJudge) -> CustomVoter:
 def _class(file: Path, name: str) -> Any:
     if not file.is_file():
         raise ConfigError(f"evaluation.judge.path names {file}, which is not here")
-    spec = importlib.util.spec_from_file_location(f"instar_custom_{file.stem}", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look for their module there
-    if (folder := str(file.resolve().parent)) not in sys.path:
-        sys.path.append(folder)  # it may import its neighbours; last, so that they hide nothing
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # somebody else's code
-        raise ConfigError(f"{file} cannot be imported: {error!r}") from error
+    module = load_file(file)
     if not hasattr(module, name):
         classes = [one for one, _ in inspect.getmembers(module, inspect.isclass)]
         raise ConfigError(f"{file} has no class {name}; it has {', '.join(classes) or 'none'}")
