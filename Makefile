@@ -55,12 +55,14 @@ $(BIN)/bwrap: | $(VENV)/.installed
 up: install ## Start everything: instar up (more options with ARGS="--port 8080")
 	@exec $(BIN)/instar up $(ARGS)
 
-# Suites that `make test` does not run are at least checked: they went on calling what was gone.
+# Suites and benchmarks that `make test` does not run are at least checked: they went on calling
+# what was gone.
 lint: install-dev ## ruff (rules and format) and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy --follow-imports=silent --exclude scripts/ tests/clients tests/crash tests/envs tests/gpu
+	$(BIN)/mypy --follow-imports=silent benchmarks
 
 unit: install-dev ## Unit tests only, for while you work
 	$(BIN)/pytest tests/unit $(ARGS)

@@ -251,7 +251,7 @@ async def _update(
 def _gated(version: Version) -> dict[str, Any]:
     """What a version was made of, and what the gate said of it."""
     gate, kept = version.gate or {}, ("kl", "clip_share", "trained_tokens", "zero_variance_groups")
-    found = {name: round(version.metrics.get(name, 0.0), 4) for name in kept}
+    found: dict[str, Any] = {name: round(version.metrics.get(name, 0.0), 4) for name in kept}
     found |= {"name": version.name, "accepted": gate.get("accepted")}
     found |= {"retention": gate.get("retention")}
     return found if gate.get("accepted") else {**found, "why": gate.get("reasons")}

@@ -31,6 +31,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,7 @@ class Exchange(asyncio.Protocol):
 async def talk(port: int, requests: list[bytes], barrier: Barrier) -> dict[str, Any]:
     loop = asyncio.get_running_loop()
     exchanges = [
-        (await loop.create_connection(lambda r=r: Exchange(r), "127.0.0.1", port))[1]
-        for r in requests
+        (await loop.create_connection(partial(Exchange, r), "127.0.0.1", port))[1] for r in requests
     ]
     await asyncio.to_thread(barrier.wait)
     start = time.time()

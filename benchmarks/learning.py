@@ -260,7 +260,7 @@ async def _fill(store: TurnStore, renderer: ChatRenderer) -> None:
 
 def _others() -> float:
     """How many cores others use right now."""
-    return psutil.cpu_percent(1.0) / 100 * (os.cpu_count() or 1)
+    return float(psutil.cpu_percent(1.0)) / 100 * (os.cpu_count() or 1)
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -203,8 +204,8 @@ def measure_sessions(
         if args.device == "cuda":  # the first time around, kernels are chosen
             trainer.step(whole)
             trainer.step(each)
-        one = seconds(lambda b=whole: trainer.step(b), rounds=args.rounds, device=args.device)
-        many = seconds(lambda b=each: trainer.step(b), rounds=args.rounds, device=args.device)
+        one = seconds(partial(trainer.step, whole), rounds=args.rounds, device=args.device)
+        many = seconds(partial(trainer.step, each), rounds=args.rounds, device=args.device)
         rows.append(
             {
                 "form": form,
@@ -279,7 +280,8 @@ def plain_backward(model: Any, turn: Turn, device: str) -> None:
     logprobs = logits.log_softmax(-1).gather(1, ids[0, first:, None])[:, 0]
     recorded = torch.tensor(turn.logprobs, device=device)
     ratio = (logprobs - recorded).exp()
-    (-torch.minimum(ratio, ratio.clamp(0.8, 1.28)).mean() / TURNS).backward()
+    loss = -torch.minimum(ratio, ratio.clamp(0.8, 1.28)).mean() / TURNS
+    loss.backward()  # type: ignore[no-untyped-call]
 
 
 def count(batch: Batch) -> int:
@@ -299,7 +301,7 @@ def trl_seconds(folder: Path, args: argparse.Namespace) -> dict[str, float]:
         inputs = trl_inputs(turns, trainer.accelerator.device)
         trl_step(trainer, inputs, args.trl_micro)
         found[form] = seconds(
-            lambda i=inputs: trl_step(trainer, i, args.trl_micro),
+            partial(trl_step, trainer, inputs, args.trl_micro),
             rounds=args.rounds,
             device=args.device,
         )
@@ -314,7 +316,7 @@ def against_trl(
     for form, turns in eight(args, trainer.model.vocab).items():
         batch = merged(turns, args.budget)
         trainer.step(batch)
-        took = seconds(lambda b=batch: trainer.step(b), rounds=args.rounds, device=args.device)
+        took = seconds(partial(trainer.step, batch), rounds=args.rounds, device=args.device)
         size = sum(len(one.turn.ids) for one, _ in turns)
         rows.append(
             {
