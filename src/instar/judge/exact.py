@@ -14,7 +14,7 @@ from instar.judge.orders import Order, wish_data
 
 _NUMBER = (
     r"(?:one|two|three|four|five|six|seven|eight|nine|ten|twenty|fifty|a hundred|\d+|"
-    r"a few|a couple of|a single|single)"
+    r"a few|a couple of|a single|(?<!every )(?<!each )single)"
 )
 _HOW = (
     r"(?:(?:very|really|short|brief|plain|simple|single|ordinary|normal|complete|full|clear|"
@@ -32,7 +32,8 @@ _COUNTED = re.compile(
     rf"|(?:(?<=in )a|(?<=just )a|(?<=only )a|(?<=as )a|(?<=into )a) (?P<how2>{_HOW})"
     r"(?P<unit2>sentence|line|paragraph|word)(?! or two\b)"
     rf"|an? (?P<how3>{_HOW})(?P<unit3>sentence|line|paragraph|word) or two)"
-    r"(?P<max> (?:or (?:less|fewer)|at most|max(?:imum)?|tops))?(?! each\b)(?!\w)"
+    r"(?P<max> (?:or (?:less|fewer)|at most|max(?:imum)?|tops))?"
+    r"(?! (?:each|summary|summaries|intro|description|comment|per)\b)(?!\w)"
 )
 _ONE_SENTENCE = re.compile(
     r"(?<!\w)(?:(?:nur )?(?:in )?einen? (?:einzigen? )?(?P<de>kurzen? )?satz|"

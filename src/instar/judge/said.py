@@ -183,7 +183,7 @@ def _of(sentence: str, response: str, *, mocked: bool) -> Iterator[Part]:
             pieces = [before, sentence[contrast.end() :]]
     for at, piece in enumerate(pieces):
         orders = complaint(piece, mocked=mocked)
-        if orders is not None and piece.rstrip().endswith("?"):
+        if response and piece.rstrip().endswith("?"):
             orders = _of_what_is_there(orders, piece, response)
         for one in sentences(orders or ()):
             yield Part(text=one, told=True)
@@ -192,12 +192,20 @@ def _of(sentence: str, response: str, *, mocked: bool) -> Iterator[Part]:
             yield Part(text=said, told=_told(said))
 
 
-def _of_what_is_there(orders: Sequence[Order], piece: str, response: str) -> tuple[Order, ...]:
-    """Of a reply with a list "Bullets?" complains; of one that has none it wishes for some."""
+def _of_what_is_there(
+    orders: tuple[Order, ...] | None, piece: str, response: str
+) -> tuple[Order, ...] | None:
+    """What a question means of this reply.
+
+    Of one with a list "Bullets?" complains; of one that has none it wishes for some. "One
+    sentence?" is no wish for what it got.
+    """
     asked = _ASKED_FOR.match(lowered(piece))
-    if asked is None or not response or not as_ordered(response, _NO_LISTS):
-        return tuple(orders)
-    return read(f"use {asked['noun']} please").orders
+    if orders is not None and asked is not None and as_ordered(response, _NO_LISTS):
+        return read(f"use {asked['noun']} please").orders
+    counted = any(one.about == "length" for one in read(piece).orders)
+    bare = counted and len(_WORD.findall(piece)) <= _SHORT
+    return () if orders is None and bare and as_ordered(response, piece) else orders
 
 
 def _is_aside(before: str) -> bool:
