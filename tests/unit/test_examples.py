@@ -13,7 +13,7 @@ from instar.backends.embedded import embedded_model
 from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
 from instar.learn.batches import hinted_prompt
-from instar.learn.examples import NEWEST, Example, Examples, example, talk_before, talks
+from instar.learn.examples import NEWEST, Example, Examples, example, talk_before
 from instar.train.reading import Pair
 from instar.types import Hint, Message, Sampling, Turn, Verdict
 
@@ -149,9 +149,9 @@ NAMED = [Example(turn=f"t{n}", request=f"q{n}", reply=f"a{n}") for n in range(6)
 
 
 def shown_to(turn: Turn, examples: Sequence[Example], *, wishes: str, count: int = 2) -> list[str]:
-    talk = talk_before([turn], examples, wishes=wishes, count=count)
+    talk = talk_before(turn, examples, wishes=wishes, count=count)
     assert [one["role"] for one in talk] == ["user", "assistant"] * (len(talk) // 2)
-    assert talk == talk_before([turn], examples, wishes=wishes, count=count), "the same each time"
+    assert talk == talk_before(turn, examples, wishes=wishes, count=count), "the same each time"
     return [str(one["content"]) for one in talk if one["role"] == "assistant"]
 
 
@@ -199,48 +199,17 @@ def test_the_last_one_has_the_form_that_is_wished() -> None:
     assert last in [one.reply for one in short[1:3]]
 
 
-def corrected(name: str, request: str, hint: str = "Keep the answer short.") -> Turn:
-    return pleased(name, request, verdict=Verdict(score=-1), hint=Hint(text=hint))
-
-
-def test_teachers_with_the_same_hint_share_a_few_talks() -> None:
-    """Nine with one hint share three talks, three each; others have their own, or none."""
-    alike = [corrected(f"x{n}", f"r{n}") for n in range(9)]
-    apart = corrected("y", "r9", "Say it like my uncle.")
-    content = pleased("z", "r10")  # nobody asks for anything, so it has no teacher
-    found = talks([*alike, apart, content], NAMED, training=TRAINING, standing=None)
-    assert set(found) == {turn.id for turn in (*alike, apart)}
-    shared = [tuple(str(one["content"]) for one in found[turn.id]) for turn in alike]
-    for at, talk in enumerate(shared):
-        assert len(talk) == 4 and talk == shared[at % 3]
-    assert len({id(found[turn.id]) for turn in alike}) == 3
-    assert talks(alike, NAMED, training=TrainingConfig(examples=0), standing=None)["x0"] == []
-
-
-def test_praised_turns_share_talks_with_corrected_ones_that_read_the_same() -> None:
-    turns = [corrected("x", "r0"), pleased("y", "r1")]
-    found = talks(turns, NAMED, training=TRAINING, standing="Keep the answer short.")
-    assert found["x"] is found["y"]
-
-
-def test_a_shared_talk_shows_nothing_of_those_that_share_it() -> None:
-    """Of six that pleased one shares the talk, and two have the requests of others that do."""
-    turns = [corrected("t0", "q"), corrected("x", "q1"), corrected("y", "q2")]
-    found = talks(turns, NAMED, training=TRAINING, standing=None)
-    assert {str(one["content"]) for one in found["x"][1::2]} <= {"a3", "a4", "a5"}
-    assert found["t0"] is found["x"] is found["y"]
-
-
 def test_examples_come_between_the_hint_and_the_history(renderer: ChatRenderer) -> None:
     shown = [Example(turn=f"t{n}", request=f"ask {n}", reply=f"say {n}") for n in range(2)]
     told = pleased("x", "How?", verdict=Verdict(score=-1), hint=Hint(text="Mention Bob."))
-    talk = talk_before([told], shown, wishes="Mention Bob.", count=2)
-    ids = hinted_prompt(told, renderer, {}, training=TRAINING, longest=999, talk=talk)
+    ids = hinted_prompt(told, renderer, {}, training=TRAINING, longest=999, examples=shown)
     assert ids is not None
     text = renderer.tokenizer.decode(list(ids), skip_special_tokens=False)
     places = [text.index(one) for one in ("Mention Bob.", "ask 0", "say 0", "How?")]
     assert places == sorted(places) and text.index("say 1") < places[-1]
-    alone = hinted_prompt(told, renderer, {}, training=TRAINING, longest=999)
+    none = TrainingConfig(examples=0)
+    alone = hinted_prompt(told, renderer, {}, training=none, longest=999, examples=shown)
+    assert alone == hinted_prompt(told, renderer, {}, training=TRAINING, longest=999)
     # What is too long with the examples is read without, and not at all if that is too long.
     assert alone is not None
     for longest, expected in (
@@ -249,5 +218,7 @@ def test_examples_come_between_the_hint_and_the_history(renderer: ChatRenderer) 
         (len(alone) + len(told.sampled_ids), alone),
         (len(alone) + len(told.sampled_ids) - 1, None),
     ):
-        found = hinted_prompt(told, renderer, {}, training=TRAINING, longest=longest, talk=talk)
+        found = hinted_prompt(
+            told, renderer, {}, training=TRAINING, longest=longest, examples=shown
+        )
         assert found == expected

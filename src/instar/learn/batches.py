@@ -13,6 +13,7 @@ from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
 from instar.judge.hints import teacher_system
 from instar.judge.standing import standing_wishes, with_standing
+from instar.learn.examples import Example, talk_before
 from instar.record.redact import redact_text, redacted_tokens
 from instar.types import Batch, Message, Turn
 
@@ -76,20 +77,25 @@ def hinted_prompt(
     training: TrainingConfig,
     longest: int,
     standing: str | None = None,
-    talk: Sequence[Message] = (),
+    examples: Sequence[Example] | None = None,
 ) -> tuple[int, ...] | None:
     """The turn's prompt as the teacher reads it, or None where there is no hint.
 
-    Between the hint and the history comes the `talk` that shows it obeyed. With the reply it has
-    at most `longest` tokens: the talk stays out where it does not fit, and where the hint alone
-    does not, there is no teacher.
+    Between the hint and the history comes what shows it obeyed, and some of the `examples`;
+    None shows nothing. With the reply it has at most
+    `longest` tokens: the examples stay out where they do not fit, and where the hint alone does
+    not, there is no teacher.
     """
     hint = hint_for(turn, standing)
     if hint is None:
         return None
     # What the teacher reads, the policy learns: an address in a hint would be learned with it.
     hint, _ = redact_text(hint, training.redact, patterns=training.redact_patterns)
-    for between in (talk, ()) if talk else ((),):
+    shown: list[Message] = []
+    if examples is not None:
+        wishes = wishes_for(turn, standing)
+        shown = talk_before(turn, examples, wishes=wishes, count=training.examples)
+    for between in (shown, []) if shown else ([],):
         messages, moved = with_hint(turn.messages, hint)
         messages, moved = [messages[0], *between, *messages[1:]], moved + len(between)
         replies = {at + moved: known[name] for at, name in turn.replies if name in known}

@@ -18,7 +18,6 @@ from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
 from instar.judge.demonstrations import Demonstration, as_ordered, demonstrations
 from instar.judge.next_state import message_text
-from instar.learn.batches import hint_for, wishes_for
 from instar.record.redact import redact_text
 from instar.train.reading import Pair, WeightsReader
 from instar.types import Message, Turn
@@ -31,8 +30,6 @@ _NOTHING = "..."
 """A request that asks for nothing."""
 _CHOICE = 2
 """Replies of the wished form that are enough to choose from."""
-_SHARE = 4
-"""Turns that share a talk at most: merged, it is read once for all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,49 +126,23 @@ def example(turn: Turn, training: TrainingConfig) -> Example | None:
     return Example(turn=turn.id, request=request, reply=reply)
 
 
-def talks(
-    turns: Sequence[Turn],
-    examples: Sequence[Example],
-    *,
-    training: TrainingConfig,
-    standing: str | None,
-) -> dict[str, list[Message]]:
-    """What the teacher of each turn is shown, by turn.
-
-    Teachers that read the same hint share a few talks. With one each, reading them was most of an
-    update as soon as replies got short.
-    """
-    alike: dict[tuple[str, str], list[Turn]] = {}
-    for turn in turns:
-        if (hint := hint_for(turn, standing)) is not None:
-            alike.setdefault((hint, wishes_for(turn, standing)), []).append(turn)
-    found: dict[str, list[Message]] = {}
-    for (_, wishes), every in alike.items():
-        parts = -(-len(every) // _SHARE)
-        for some in (every[at::parts] for at in range(parts)):
-            shown = talk_before(some, examples, wishes=wishes, count=training.examples)
-            found |= dict.fromkeys((turn.id for turn in some), shown)
-    return found
-
-
 def talk_before(
-    turns: Sequence[Turn], examples: Sequence[Example], *, wishes: str, count: int
+    turn: Turn, examples: Sequence[Example], *, wishes: str, count: int
 ) -> list[Message]:
-    """So many replies that the teacher of these turns is shown, as a talk; the same at every call.
+    """So many replies that a teacher is shown, as a talk; the same ones at every call.
 
     Replies that pleased say what it is about, and the last has the very form that is wished: it
     is one of them if there is a choice, else one that obeys. Until enough have pleased all obey.
     """
-    seed, own = turns[0].id, {turn.id for turn in turns}
-    asked = {message_text(turn.messages[-1]) for turn in turns if turn.messages}
-    others = [one for one in examples if one.turn not in own and one.request not in asked]
-    obeying = demonstrations(wishes, count=count, seed=seed)
+    asked = message_text(turn.messages[-1]) if turn.messages else ""
+    others = [one for one in examples if one.turn != turn.id and one.request != asked]
+    obeying = demonstrations(wishes, count=count, seed=turn.id)
     alike = [one for one in others if as_ordered(one.reply, wishes, roughly=True)]
     if len(alike) < count:
         alike = [] if obeying else others
     if not count or len(alike) < count:
         return _talk(obeying)
-    chance = random.Random(seed)
+    chance = random.Random(turn.id)
     formed = [one for one in alike if as_ordered(one.reply, wishes)]
     if len(formed) >= _CHOICE or not obeying:
         last: Example | Demonstration = chance.choice(_better(formed or alike))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +12,7 @@ from instar.batch.merge import temperature_of
 from instar.batch.render import ChatRenderer
 from instar.config import TrainingConfig
 from instar.learn.batches import hint_for, hinted_prompt, standing_hint
-from instar.learn.examples import Example, Examples, talks
+from instar.learn.examples import Example, Examples
 from instar.learn.gatekeeper import with_sessions
 from instar.learn.groups import TurnsOf, judged_groups, own_version, with_outcome
 from instar.learn.holding import Holder
@@ -22,14 +22,10 @@ from instar.record.attempts import AttemptBook
 from instar.record.judged import JudgedTurns
 from instar.record.versions import VersionBook
 from instar.train.step import TorchTrainer
-from instar.types import Attempt, Message, Turn
+from instar.types import Attempt, Turn
 
 _TOLD = 128
 """The newest turns of a line that say what a person wants."""
-
-Talks = Mapping[str, Sequence[Message]]
-"""What the teacher of a turn is shown, by turn."""
-NO_TALKS: Talks = {}
 
 GiveUp = Callable[[str], object]
 """What becomes of a turn that failed too often."""
@@ -71,14 +67,13 @@ class Gatherer:
         """Turns of talk, with what their teacher reads."""
         known = await with_sessions(owner, turns, self._turns)
         turns = await self._said_best(turns, known)
-        batch = turns[: self._training.batch_size]
-        standing, shown = await self._told(owner, live, turns, batch=batch)
+        standing, examples = await self.told(owner, live, turns[: self._training.batch_size])
         age = await self.ages(owner)
         out = []
         for turn in turns:
             with self._setbacks.blaming([turn.id], partial(give_up, turn.id)):
                 one = Judged(turn=turn, age=age.get(own_version(turn), 0))
-                out.append(self._hinted(one, known, standing, shown))
+                out.append(self._hinted(one, known, standing, examples))
         return await asyncio.to_thread(self._estimated, owner, live, out, give_up)
 
     async def groups(
@@ -98,14 +93,12 @@ class Gatherer:
         turns = [turn for turn in turns if len(turn.ids) <= self._longest]
         known = await with_sessions(owner, turns, self._turns)
         played = await self._outcomes(owner, turns)
-        standing, shown = (
-            (None, NO_TALKS) if played else await self._told(owner, live, turns, batch=turns)
-        )
+        standing, examples = (None, None) if played else await self.told(owner, live, turns)
         judged = []
         for turn in turns:
             attempt = played.get(turn.session)
             one = Judged(turn=turn) if attempt is None else with_outcome(turn, attempt)
-            judged.append(self._hinted(one, known, standing, shown))
+            judged.append(self._hinted(one, known, standing, examples))
         return await asyncio.to_thread(self._estimated, owner, live, judged), bool(played)
 
     async def lines(self, owner: str, judged: Sequence[Judged]) -> Lines:
@@ -133,23 +126,22 @@ class Gatherer:
             await self._judged.note_hints(new)
         return [*chosen, *turns[count:]]
 
-    async def _told(
-        self, owner: str, live: str, turns: Sequence[Turn], *, batch: Sequence[Turn]
-    ) -> tuple[str | None, Talks]:
-        """What a person keeps asking for, and what the teachers of these turns are shown.
+    async def told(
+        self, owner: str, live: str, batch: Sequence[Turn]
+    ) -> tuple[str | None, list[Example]]:
+        """What a person keeps asking for, and what a teacher of this batch may be shown.
 
         Only from turns that trained the live line or are part of the batch: so each is one that the
         new version or an ancestor of it names, and is forgotten with; and none is held out.
         """
         training = self._training
         if training.method == "binary":
-            return None, {}
+            return None, []
         told = [*await self._book.told(owner, line=live, limit=_TOLD), *batch]
         standing = standing_hint(told) if training.standing_hints else None
-        examples: list[Example] = []
-        if training.examples:
-            examples = await asyncio.to_thread(self._examples.among, told)
-        return standing, talks(turns, examples, training=training, standing=standing)
+        if not training.examples:
+            return standing, []
+        return standing, await asyncio.to_thread(self._examples.among, told)
 
     async def praise_is_hinted(self, owner: str, live: str) -> bool:
         """Whether praise may have a hint; it is only looked for where nothing else could teach."""
@@ -170,7 +162,7 @@ class Gatherer:
         one: Judged,
         known: dict[str, Turn],
         standing: str | None = None,
-        shown: Talks = NO_TALKS,
+        examples: Sequence[Example] | None = None,
     ) -> Judged:
         ids = hinted_prompt(
             one.turn,
@@ -179,7 +171,7 @@ class Gatherer:
             training=self._training,
             longest=self._longest,
             standing=standing,
-            talk=shown.get(one.turn.id, ()),
+            examples=examples,
         )
         unread = ids is None and hint_for(one.turn, standing) is not None
         return replace(one, hinted_ids=ids, unread=unread)
