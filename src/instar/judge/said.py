@@ -108,6 +108,8 @@ _ASKED_FOR = re.compile(
     r"\W*(?:(?:and|but|now|then|maybe|perhaps|just|same) )*(?:(?:as|in|into|with|using) )?(?:an? )?"
     r"(?P<noun>(?:bulleted |bullet |numbered )?(?:bullet ?points?|bullets|lists?))\W*$"
 )
+_LITTLE = 12
+"""Words of a reply that may be too short for anybody."""
 _TELLING = ("length", "format", "tone")
 _ORDERING = ("change", "not_asked", "task")
 _PRAISING = ("praise", "thanks", "works", "accept")
@@ -203,8 +205,8 @@ def _of_what_is_there(
     asked = _ASKED_FOR.match(lowered(piece))
     if orders is not None and asked is not None and as_ordered(response, _NO_LISTS):
         return read(f"use {asked['noun']} please").orders
-    counted = any(one.about == "length" for one in read(piece).orders)
-    bare = counted and len(_WORD.findall(piece)) <= _SHORT
+    counted = any(one.about == "length" and not one.general for one in read(piece).orders)
+    bare = counted and len(_WORD.findall(piece)) <= _SHORT and len(response.split()) <= _LITTLE
     return () if orders is None and bare and as_ordered(response, piece) else orders
 
 
