@@ -186,6 +186,16 @@ def test_an_order_is_never_the_contrary_of_what_is_wished(text: str, order: str 
         ("Tu pourrais pas faire une liste, plutôt ?", []),
         ("Who comments every single line?", []),
         ("Put a one line summary on top.", []),
+        ("I worked there 3 years as a line cook.", []),
+        ("Has a word ever been used twice?", []),
+        ("You skipped the last question.", []),
+        ("I was picturing a table.", ["Answer with a table."]),
+        ("Explain it like I'm ten.", ["Use simple words."]),
+        ("Too many big words.", ["Use simple words."]),
+        ("Keep it professional please.", ["Write formally."]),
+        ("Just the number, please.", ["Give only the answer."]),
+        ("A smiley here and there wouldn't hurt.", ["Use emojis."]),
+        ("mucho texto", ["Keep the answer short."]),
     ],
 )
 def test_how_a_reply_begins_ends_and_explains(text: str, orders: list[str]) -> None:
