@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from instar.config import TrainingConfig
 from instar.learn import gather, learner
 from instar.learn.examples import Example, Examples, Seen
 from instar.learn.learner import Learner
-from instar.publish.gate import Reference
+from instar.publish.gate import Correction, Reference
 from instar.publish.versions import VersionFiles
 from instar.record.forget import forget_session, pending_rebuilds
 from instar.record.judged import JudgedTurns
@@ -160,7 +160,8 @@ async def test_a_teacher_is_shown_only_what_its_version_names(
 
     monkeypatch.setattr(gather, "hinted_prompt", spy)
     monkeypatch.setattr(gather, "standing_hint", told)
-    monkeypatch.setattr(Examples, "_read", lambda *_: Seen(about=1.0, likely=-1.0))
+    liked = Seen(about=1.0, likely=-1.0)
+    monkeypatch.setattr(Examples, "_read", lambda _, new: {one.turn: liked for one in new})
     for number in range(40):
         await bench.turn(f"{number:03}", score=1 if number % 2 else -1, hint="Be brief.")
     versions = 0
@@ -390,9 +391,17 @@ async def test_a_held_out_hint_that_changes_is_measured_anew(bench: Bench) -> No
     held = await gate.held_out("ann")
     live = await bench.book.live_name("ann")
     bench.learner._holder.hold("ann", live)
-    assert gate.measure(held, owner="ann", version=live) == gate.measure(held)
+    known, again = gate.measure(held, owner="ann", version=live), gate.measure(held)
+    assert_alike(known.corrections, again.corrections)
     fresh = bench.again()._gate
-    assert gate._of_base(held).corrections == fresh._of_base(held).corrections
+    assert_alike(gate._of_base(held).corrections, fresh._of_base(held).corrections)
+
+
+def assert_alike(found: Sequence[Correction], expected: Sequence[Correction]) -> None:
+    """On a busy machine sums are added with fewer threads, and in another order."""
+    assert [one.turn for one in found] == [one.turn for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert astuple(one)[1:] == pytest.approx(astuple(other)[1:], rel=1e-5)
 
 
 async def test_forgetting_a_session_rebuilds_the_line_without_it(
