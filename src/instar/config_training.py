@@ -51,7 +51,7 @@ class TrainingConfig(Section):
     """A verdict is worth itself, itself less the mean of those that wait, or GAE in its session."""
     standing_hints: bool = True
     """Let the teacher of a praised reply read what the person asks for most often."""
-    teacher_temperature: float = Field(default=0.85, gt=0)
+    teacher_temperature: float = Field(default=0.75, gt=0)
     """Temperature of the hinted teacher: under 1 it is surer of what it would say."""
     divergence: Literal["reverse", "forward", "both"] = "forward"
     """What draws a reply to its teacher: give up what it would not say, take up what it might."""
